@@ -1,0 +1,80 @@
+"""Whether operations are recorded: a flag of each thread, changed by `no_grad` and `enable_grad`."""
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+from sweepgrad.errors import DTypeError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Mode(threading.local):
+    enabled = True
+
+
+mode = _Mode()
+
+
+class _SetMode:
+    """Sets the flag within a `with` block or a decorated function, and puts back what was there before."""
+
+    _enabled: bool
+
+    def __init__(self) -> None:
+        self._before: list[bool] = []
+
+    def __enter__(self) -> None:
+        self._before.append(mode.enabled)
+        mode.enabled = self._enabled
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        mode.enabled = self._before.pop()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        if not callable(function):
+            raise DTypeError(f"`{type(self).__name__}` decorates a function; found {type(function).__name__}")
+        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+            raise DTypeError(
+                f"`{type(self).__name__}` cannot decorate {function.__name__}, a generator or coroutine, which would "
+                "run in its caller's mode between steps; use `with` inside it"
+            )
+
+        @functools.wraps(function)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with type(self)():
+                return function(*args, **kwargs)
+
+        return wrapped
+
+
+class no_grad(_SetMode):  # noqa: N801  # named as in PyTorch, and used like a function
+    """Do not record operations, on this thread, in a `with` block or a decorated function.
+
+    Example:
+        >>> import sweepgrad as sg
+        >>> x = sg.ones((2,), requires_grad=True)
+        >>> with sg.no_grad():
+        ...     y = x * 2.0
+        >>> y.requires_grad
+        False
+    """
+
+    _enabled = False
+
+
+class enable_grad(_SetMode):  # noqa: N801
+    """Record operations, on this thread, in a `with` block or a decorated function inside a `no_grad`."""
+
+    _enabled = True
+
+
+def is_grad_enabled() -> bool:
+    """Whether operations on this thread are recorded."""
+    return mode.enabled

@@ -1,0 +1,82 @@
+"""The computation graph: what it holds, when it is swept, and whether its counts are right.
+
+Shaped like Python's `gc`: `stats`, `nodes`, `set_threshold`, `get_threshold`, `callbacks`, and `audit`.
+"""
+
+from sweepgrad.graph import process as _process
+from sweepgrad.graph import report as _report
+from sweepgrad.graph.registry import Callback
+from sweepgrad.graph.report import GraphStats, NodeInfo, SweepReport, Threshold
+
+callbacks: list[Callback] = _process.registry.callbacks
+"""Functions called as `callback(phase, info)` at the "start" and the "stop" of each sweep, like `gc.callbacks`.
+
+`info` is a dict: `trigger` ("call", "sweeper", "backward" or "threshold"); at the start `dropped`; at the stop the
+fields of `SweepReport`. They run without the registry's lock, on the thread that sweeps. One that raises is logged.
+"""
+
+
+def stats() -> GraphStats:
+    """The registry's counts, read together.
+
+    Example:
+        >>> import sweepgrad as sg
+        >>> x = sg.ones((3,), requires_grad=True)
+        >>> sg.graph.stats().variables >= 1
+        True
+    """
+    return _report.stats(_process.registry)
+
+
+def nodes() -> list[NodeInfo]:
+    """A snapshot of every registered node, oldest first; it holds no tensor and no array.
+
+    Example:
+        >>> import sweepgrad as sg
+        >>> x = sg.ones((3,), requires_grad=True)
+        >>> y = x * 2.0
+        >>> sg.graph.nodes()[-1].op
+        'multiply'
+    """
+    return _report.node_infos(_process.registry)
+
+
+def set_threshold(*, nodes: int | None = None, bytes: int | None = None) -> None:
+    """Set when an operation sweeps by itself: `nodes` dropped and waiting, or `bytes` saved since the last sweep.
+
+    None leaves a value as it is.
+
+    Raises:
+        ValueError: if a value is not a positive integer.
+    """
+    _process.registry.set_threshold(nodes, bytes)
+
+
+def get_threshold() -> Threshold:
+    """The thresholds in force."""
+    return _process.registry.threshold
+
+
+def audit() -> None:
+    """Recompute from the living tensors what should be registered, and compare every count.
+
+    Meant for tests and bug reports: it walks the whole graph and every object that Python's garbage collector knows.
+
+    Raises:
+        AuditError: naming each difference. That is a fault in sweepgrad.
+    """
+    _report.audit(_process.registry, _process.find_handles)
+
+
+__all__ = [
+    "GraphStats",
+    "NodeInfo",
+    "SweepReport",
+    "Threshold",
+    "audit",
+    "callbacks",
+    "get_threshold",
+    "nodes",
+    "set_threshold",
+    "stats",
+]

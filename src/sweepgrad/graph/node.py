@@ -1,0 +1,106 @@
+"""The graph's one record: a node, and the rule that says how to differentiate it.
+
+A node is plain data. It never acts by itself, takes no lock and knows nothing of arrays; the registry changes it,
+under the registry's lock, and a backward pass reads it.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class Rule(Protocol):
+    """How one operation maps the cotangent of its result to the cotangents of a node's parents.
+
+    Rules are shared and have no state; what one call has to remember is in the node's `saved`.
+    """
+
+    @property
+    def name(self) -> str:
+        """The operation's name, as reports and errors show it."""
+
+    def pullback(self, node: "Node", saved: Any, ct: Any, /) -> tuple[Any, ...]:
+        """Parents' cotangents, in the order of `node.parents`; None where one is zero."""
+
+    def replay(self, node: "Node", saved: Any, ct: Any, /) -> tuple[Any, ...]:
+        """The same, computed from tracked values, so that the result can be differentiated again."""
+
+
+class Gone(str):
+    """Stands where saved values were; its text names the operation that an earlier pass consumed."""
+
+    __slots__ = ()
+
+
+class Consumed(Gone):
+    """This node's saved values were used up by a backward pass."""
+
+    __slots__ = ()
+
+
+class Unavailable(Gone):
+    """One of this node's ancestors was consumed, so what it saved was released."""
+
+    __slots__ = ()
+
+
+class Variable:
+    """The rule of variables: they have no parents and their cotangent goes to their owner's gradient."""
+
+    __slots__ = ()
+    name = "variable"
+
+    def pullback(self, node: "Node", saved: Any, ct: Any, /) -> tuple[Any, ...]:
+        """Return nothing, as there is no parent."""
+        return ()
+
+    replay = pullback
+
+
+VARIABLE = Variable()
+
+REMOVED: frozenset["Node"] = frozenset()
+"""Stands in `Node.children` once the node has left the registry."""
+
+
+class Extra:
+    """What only some nodes have: an owner to receive the gradient, and hooks."""
+
+    __slots__ = ("hooks", "owner")
+
+    def __init__(self) -> None:
+        self.owner: Callable[[], Any] = lambda: None  # a weak reference: the graph keeps no tensor alive
+        self.hooks: dict[int, Callable[[Any], Any]] = {}
+
+
+class Node:
+    """One tracked operation or variable.
+
+    `saved` is a tuple while the node can run, and a `Gone` afterwards. `children` is None, the one child, or a set
+    of children: a set as soon as two edges lead here, so a traversal has to remember only nodes with sets.
+    `handles` counts living tensors, less those still waiting in the registry's `dropped` queue.
+    """
+
+    __slots__ = ("children", "dtype", "extra", "handles", "id", "nbytes", "parents", "rule", "saved", "shape")
+
+    def __init__(
+        self,
+        rule: Rule,
+        saved: tuple[Any, ...],
+        parents: tuple["Node", ...],
+        nbytes: int = 0,
+        shape: tuple[int, ...] = (),
+        dtype: Any = None,
+    ) -> None:
+        self.id = 0
+        self.rule = rule
+        self.saved: tuple[Any, ...] | Gone = saved
+        self.parents = parents
+        self.children: Node | set[Node] | frozenset[Node] | None = None
+        self.handles = 1
+        self.extra: Extra | None = None
+        self.nbytes = nbytes
+        self.shape = shape
+        self.dtype = dtype
+
+    def __repr__(self) -> str:
+        return f"<Node {self.id} {self.rule.name}>"

@@ -1,0 +1,220 @@
+"""What the registry tells about itself: frozen values with a readable `str`, and the audit that checks the counts."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from sweepgrad.errors import AuditError
+from sweepgrad.graph.node import VARIABLE, Node
+
+if TYPE_CHECKING:
+    from sweepgrad.graph.registry import Registry
+
+
+def format_bytes(count: float) -> str:
+    """`count` bytes with a binary unit, as in `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """When a registering thread sweeps: dropped tensors waiting, and bytes saved since the last sweep."""
+
+    nodes: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SweepReport:
+    """What one sweep did.
+
+    `nodes` and `bytes` were released in `seconds`. `remaining` counts what is still queued: dropped tensors not yet
+    looked at, and nodes known to be orphans; 0 means that nothing is left to sweep.
+    """
+
+    nodes: int
+    bytes: int
+    seconds: float
+    remaining: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"swept {self.nodes:,} node{'' if self.nodes == 1 else 's'} ({format_bytes(self.bytes)}) "
+            f"in {self.seconds * 1e3:.2f} ms; {self.remaining:,} remaining"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStats:
+    """The registry's counts at one moment.
+
+    `nodes` are registered now, `variables` and `childless` of them; `dropped` tensors are queued and not yet swept.
+    `saved_bytes` are held for backward; an array that several nodes saved counts at each. `registered`, `consumed`
+    and `swept` count nodes since the start, and `registered == nodes + consumed + swept` once queued work is done.
+    `peak` is the most nodes at once, `sweeps` and `sweep_seconds` the sweeps so far. `indexes` gives the size of
+    every index that the registry keeps.
+    """
+
+    nodes: int
+    variables: int
+    childless: int
+    dropped: int
+    saved_bytes: int
+    registered: int
+    consumed: int
+    swept: int
+    peak: int
+    sweeps: int
+    sweep_seconds: float
+    indexes: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.nodes:,} nodes ({self.variables:,} variables, {self.childless:,} childless), "
+            f"{format_bytes(self.saved_bytes)} saved, {self.dropped:,} dropped and waiting; "
+            f"{self.registered:,} registered, {self.consumed:,} consumed, {self.swept:,} swept in {self.sweeps:,} sweeps"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """One registered node: its operation, its parents' ids, its result's shape and dtype, and what it saved.
+
+    `alive` says whether a living tensor is this node's result or was computed from it.
+    """
+
+    id: int
+    op: str
+    parents: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+    saved_bytes: int
+    alive: bool
+
+    def __str__(self) -> str:
+        parents = ", ".join(map(str, self.parents)) or "none"
+        return (
+            f"node {self.id}: {self.op} {self.shape} {self.dtype}, parents {parents}, "
+            f"{format_bytes(self.saved_bytes)} saved, {'alive' if self.alive else 'orphan'}"
+        )
+
+
+def living(nodes: Iterable[Node], dropped: Iterable[Node]) -> set[Node]:
+    """Those of `nodes`, given in ascending order of id, that have a handle or a live descendant."""
+    pending = Counter(dropped)
+    alive: set[Node] = set()
+    for node in reversed(list(nodes)):
+        if node in alive or node.handles > pending[node]:
+            alive.add(node)
+            alive.update(node.parents)
+    return alive
+
+
+def stats(registry: "Registry") -> GraphStats:
+    """The counts of `registry`, read together under its lock."""
+    with registry.lock:
+        nodes = len(registry.nodes)
+        registry.peak = max(registry.peak, nodes)
+        return GraphStats(
+            nodes=nodes,
+            variables=registry.variables,
+            childless=nodes - registry.with_children,
+            dropped=len(registry.dropped),
+            saved_bytes=registry.saved_bytes,
+            registered=registry.registered,
+            consumed=registry.consumed,
+            swept=registry.swept,
+            peak=registry.peak,
+            sweeps=registry.sweeps,
+            sweep_seconds=registry.sweep_seconds,
+            indexes={
+                "nodes": nodes,
+                "dropped": len(registry.dropped),
+                "ready": len(registry.ready),
+                "retiring": len(registry.retiring),
+                "stranded": len(registry.stranded),
+            },
+        )
+
+
+def node_infos(registry: "Registry") -> list[NodeInfo]:
+    """A snapshot of the registered nodes, in the order in which they were made."""
+    nodes, dropped = registry.snapshot()
+    alive = living(nodes, dropped)
+    return [
+        NodeInfo(
+            id=node.id,
+            op=node.rule.name,
+            parents=tuple(parent.id for parent in node.parents),
+            shape=node.shape,
+            dtype=node.dtype,
+            saved_bytes=node.nbytes,
+            alive=node in alive,
+        )
+        for node in nodes
+    ]
+
+
+def audit(registry: "Registry", find_handles: Callable[[], Mapping[Node, int]]) -> None:
+    """Recompute from scratch what should be registered and compare every count; raise AuditError on a difference.
+
+    `find_handles` counts the living handles of each node by other means than the registry's own counting.
+    """
+    with registry.lock:
+        handles = find_handles()
+        nodes = dict(registry.nodes)
+        found = {
+            "variables": registry.variables,
+            "with children": registry.with_children,
+            "saved bytes": registry.saved_bytes,
+            "registered": registry.registered,
+        }
+        queued = set(registry.ready) | set(registry.retiring) | set(registry.stranded)
+        dropped = list(registry.dropped)
+        problems = _wrong_edges(nodes)
+        expected = {
+            "variables": sum(node.rule is VARIABLE for node in nodes.values()),
+            "with children": sum(bool(node.children) for node in nodes.values()),
+            "saved bytes": sum(node.nbytes for node in nodes.values()),
+            "registered": len(nodes) + registry.consumed + registry.swept,
+        }
+    problems += [f"{key}: {found[key]} counted, {expected[key]} found" for key in found if found[key] != expected[key]]
+    pending = Counter(dropped)
+    for node in nodes.values():
+        held = node.handles - pending[node]
+        if held != handles.get(node, 0):
+            problems.append(f"{node!r}: {held} handles counted, {handles.get(node, 0)} found")
+    alive = living(nodes.values(), dropped)
+    problems += [
+        f"{node!r}: an orphan that no sweep would find"
+        for node in nodes.values()
+        if node not in alive and not node.handles and not node.children and node not in queued
+    ]
+    if problems:
+        raise AuditError("the graph registry is inconsistent: " + "; ".join(problems[:10]))
+
+
+def _wrong_edges(nodes: Mapping[int, Node]) -> list[str]:
+    """Edges that only one of their two ends knows."""
+    down: dict[Node, set[Node]] = {}
+    for node in nodes.values():
+        for parent in node.parents:
+            down.setdefault(parent, set()).add(node)
+    problems = []
+    for key, node in nodes.items():
+        if key != node.id:
+            problems.append(f"{node!r}: registered as {key}")
+        children = node.children
+        known = children if isinstance(children, (set, frozenset)) else {children} if children else set()
+        if known != down.get(node, set()):
+            problems.append(f"{node!r}: children {known} kept, {down.get(node, set())} found")
+    return problems

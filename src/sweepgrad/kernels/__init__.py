@@ -1,0 +1,1 @@
+"""From symbolic scalar expressions to compiled loops. Knows operations' names, not operations."""

@@ -1,0 +1,506 @@
+"""The elementwise operations, a row each: meaning, derivative, domain, reference and documentation.
+
+In `partials`, `x` or `x1`, `x2` are the inputs and `y` the output. A row without a body is a primitive, which
+`kernels.scalars` writes for each target. Names and signatures follow the Python array API standard where it has them.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+import numpy as np
+
+from sweepgrad.errors import ArgumentError
+from sweepgrad.kernels.expr import Expr
+from sweepgrad.ops.op import OPS, Elementwise, Interval, Partials, describe
+from sweepgrad.ops.plan import binary, ternary, unary
+from sweepgrad.tensor import Tensor, dense
+
+P = ParamSpec("P")
+
+_MAKERS: dict[int, Callable[[Elementwise], Callable[..., Any]]] = {1: unary, 2: binary, 3: ternary}
+
+
+def _declare(
+    function: Callable[P, Any],
+    scalar: Callable[..., Any] | None,
+    domain: Interval | tuple[Interval, ...],
+    partials: Partials | None,
+    **facts: Any,
+) -> Callable[P, Tensor]:
+    name, doc, arity = describe(function)
+    each = (domain,) * arity if isinstance(domain[0], (int, float)) else domain
+    row = Elementwise(name=name, doc=doc, arity=arity, scalar=scalar, domain=each, partials=partials, **facts)  # type: ignore[arg-type]
+    row.function = functools.wraps(function)(_MAKERS[arity](row))
+    return row.function
+
+
+def primitive(
+    *, like: str, domain: Any = (-3, 3), partials: Partials | None = None, **facts: Any
+) -> Callable[[Callable[P, Any]], Callable[P, Tensor]]:
+    """Declare an operation that each target knows."""
+    return lambda function: _declare(function, None, domain, partials, like=like, **facts)
+
+
+def composite(
+    *, like: str, domain: Any = (-3, 3), partials: Partials | None = None, **facts: Any
+) -> Callable[[Callable[P, Any]], Callable[P, Tensor]]:
+    """Declare an operation by its expression; without `partials` they are derived from it."""
+    return lambda function: _declare(function, function, domain, partials, like=like, **facts)
+
+
+# --- comparisons, logic, bits ---------------------------------------------------------------------------------------
+
+
+@primitive(like="np.equal(x1, x2)", result="bool", accepts="any")
+def equal(x1, x2, /):
+    """Whether x1 and x2 are equal."""
+
+
+@primitive(like="np.not_equal(x1, x2)", result="bool", accepts="any")
+def not_equal(x1, x2, /):
+    """Whether x1 and x2 differ."""
+
+
+@primitive(like="np.less(x1, x2)", result="bool", accepts="any")
+def less(x1, x2, /):
+    """Whether x1 is less than x2."""
+
+
+@primitive(like="np.less_equal(x1, x2)", result="bool", accepts="any")
+def less_equal(x1, x2, /):
+    """Whether x1 is less than x2 or equal to it."""
+
+
+@primitive(like="np.greater(x1, x2)", result="bool", accepts="any")
+def greater(x1, x2, /):
+    """Whether x1 is greater than x2."""
+
+
+@primitive(like="np.greater_equal(x1, x2)", result="bool", accepts="any")
+def greater_equal(x1, x2, /):
+    """Whether x1 is greater than x2 or equal to it."""
+
+
+@primitive(like="np.logical_and(x1, x2)", result="bool", accepts="any")
+def logical_and(x1, x2, /):
+    """Whether both are nonzero."""
+
+
+@primitive(like="np.logical_or(x1, x2)", result="bool", accepts="any")
+def logical_or(x1, x2, /):
+    """Whether at least one is nonzero."""
+
+
+@primitive(like="np.logical_xor(x1, x2)", result="bool", accepts="any")
+def logical_xor(x1, x2, /):
+    """Whether exactly one is nonzero."""
+
+
+@primitive(like="np.logical_not(x)", result="bool", accepts="any")
+def logical_not(x, /):
+    """Whether x is zero."""
+
+
+@primitive(like="np.bitwise_and(x1, x2)", result="same", accepts="bits")
+def bitwise_and(x1, x2, /):
+    """Bits set in both; for truth values, logical and."""
+
+
+@primitive(like="np.bitwise_or(x1, x2)", result="same", accepts="bits")
+def bitwise_or(x1, x2, /):
+    """Bits set in at least one; for truth values, logical or."""
+
+
+@primitive(like="np.bitwise_xor(x1, x2)", result="same", accepts="bits")
+def bitwise_xor(x1, x2, /):
+    """Bits set in exactly one; for truth values, exclusive or."""
+
+
+@primitive(like="np.bitwise_invert(x)", result="same", accepts="bits")
+def bitwise_invert(x, /):
+    """Every bit inverted; for truth values, logical not."""
+
+
+@primitive(like="np.isnan(x)", result="bool")
+def isnan(x, /):
+    """Whether x is NaN."""
+
+
+@primitive(like="np.isinf(x)", result="bool")
+def isinf(x, /):
+    """Whether x is infinite."""
+
+
+@primitive(like="np.isfinite(x)", result="bool")
+def isfinite(x, /):
+    """Whether x is neither infinite nor NaN."""
+
+
+@primitive(
+    like="np.where(x1, x2, x3)",
+    result="same",
+    accepts="any",
+    condition=True,
+    partials=lambda c, x1, x2, y: (0, where(c, 1, 0), where(c, 0, 1)),
+)
+def where(condition, x1, x2, /):
+    """x1 where `condition` holds, else x2."""
+
+
+# --- arithmetic -----------------------------------------------------------------------------------------------------
+
+
+@primitive(like="x1 + x2", result="same", partials=lambda x1, x2, y: (1, 1))
+def add(x1, x2, /):
+    """Sum."""
+
+
+@primitive(like="x1 - x2", result="same", partials=lambda x1, x2, y: (1, -1))
+def subtract(x1, x2, /):
+    """Difference."""
+
+
+@primitive(like="x1 * x2", result="same", partials=lambda x1, x2, y: (x2, x1))
+def multiply(x1, x2, /):
+    """Product."""
+
+
+@primitive(like="x1 / x2", domain=((-3, 3), (0.5, 3)), partials=lambda x1, x2, y: (1 / x2, -y / x2))
+def divide(x1, x2, /):
+    """Quotient."""
+
+
+@primitive(like="x1 // x2", result="same", domain=((0.1, 0.9), (1, 3)), partials=lambda x1, x2, y: (0, 0))
+def floor_divide(x1, x2, /):
+    """Quotient rounded down; its derivative is 0 wherever it exists."""
+
+
+@primitive(
+    like="x1 % x2",
+    result="same",
+    domain=((0.1, 0.9), (1, 3)),
+    partials=lambda x1, x2, y: (1, -floor(x1 / x2)),
+)
+def remainder(x1, x2, /):
+    """Remainder of `floor_divide`, with the sign of x2."""
+
+
+@primitive(
+    like="x1 ** x2",
+    result="same",
+    domain=((0.3, 3), (-2, 3)),
+    partials=lambda x1, x2, y: (
+        where(equal(x2, 0), 0, x2 * pow(x1, x2 - 1)),
+        where(equal(x1, 0), 0, y * log(where(equal(x1, 0), 1, x1))),
+    ),
+)
+def pow(x1, x2, /):
+    """x1 raised to the power x2; the derivative by x2 at x1 = 0 is taken as 0."""
+
+
+@primitive(like="-x", result="same", partials=lambda x, y: (-1,))
+def negative(x, /):
+    """X with the other sign."""
+
+
+@primitive(like="+x", result="same", partials=lambda x, y: (1,))
+def positive(x, /):
+    """X itself."""
+
+
+@composite(like="np.square(x)", result="same", partials=lambda x, y: (2 * x,))
+def square(x, /):
+    """X times x."""
+    return x * x
+
+
+@composite(like="1 / x", domain=(0.3, 3), partials=lambda x, y: (-(y * y),))
+def reciprocal(x, /):
+    """1 divided by x."""
+    return 1 / x
+
+
+@primitive(like="np.abs(x)", result="same", partials=lambda x, y: (sign(x),), kink=((0,), (0,)))
+def abs(x, /):
+    """Magnitude of x."""
+
+
+@composite(like="np.sign(x)", result="same", domain=(0.1, 3), partials=lambda x, y: (0,), kink=((0,), (0,)))
+def sign(x, /):
+    """-1, 0 or 1, as x is negative, zero or positive."""
+    return where(x > 0, 1, where(x < 0, -1, x))
+
+
+@composite(
+    like="np.maximum(x1, x2)",
+    result="same",
+    partials=lambda x1, x2, y: (
+        where(x1 > x2, 1, where(equal(x1, x2), 0.5, 0)),
+        where(x2 > x1, 1, where(equal(x1, x2), 0.5, 0)),
+    ),
+    kink=((1, 1), (0.5, 0.5)),
+)
+def maximum(x1, x2, /):
+    """The greater of the two, NaN if either is; where they are equal each has half of the derivative."""
+    return where((x1 >= x2) | not_equal(x1, x1), x1, x2)
+
+
+@composite(
+    like="np.minimum(x1, x2)",
+    result="same",
+    partials=lambda x1, x2, y: (
+        where(x1 < x2, 1, where(equal(x1, x2), 0.5, 0)),
+        where(x2 < x1, 1, where(equal(x1, x2), 0.5, 0)),
+    ),
+    kink=((1, 1), (0.5, 0.5)),
+)
+def minimum(x1, x2, /):
+    """The lesser of the two, NaN if either is; where they are equal each has half of the derivative."""
+    return where((x1 <= x2) | not_equal(x1, x1), x1, x2)
+
+
+@composite(
+    like="np.clip(x1, x2, x3)",
+    result="same",
+    domain=((-3, 3), (-2, -1), (1, 2)),
+    partials=lambda x, low, high, y: (
+        where((x >= low) & (x <= high), 1, 0),
+        where((x < low) & (low <= high), 1, 0),
+        where((x > high) | ((x < low) & (low > high)), 1, 0),
+    ),
+    kink=((1, 1, 2), (1, 0, 0)),
+)
+def clip(x, min, max, /):
+    """X limited to the interval from `min` to `max`; a limit that is None does not limit."""
+    return where(x > max, max, where(x < min, where(min > max, max, min), x))
+
+
+# --- rounding -------------------------------------------------------------------------------------------------------
+
+
+@primitive(like="np.floor(x)", result="same", whole=True, domain=(0.1, 0.9), partials=lambda x, y: (0,))
+def floor(x, /):
+    """Greatest integer that is not greater than x."""
+
+
+@primitive(like="np.ceil(x)", result="same", whole=True, domain=(0.1, 0.9), partials=lambda x, y: (0,))
+def ceil(x, /):
+    """Least integer that is not less than x."""
+
+
+@primitive(like="np.trunc(x)", result="same", whole=True, domain=(0.1, 0.9), partials=lambda x, y: (0,))
+def trunc(x, /):
+    """X without its fraction."""
+
+
+@primitive(like="np.round(x)", result="same", whole=True, domain=(0.6, 1.4), partials=lambda x, y: (0,))
+def round(x, /):
+    """Nearest integer, the even one if two are equally near."""
+
+
+# --- powers, exponentials, logarithms -------------------------------------------------------------------------------
+
+
+@primitive(like="np.sqrt(x)", domain=(0.3, 4), partials=lambda x, y: (0.5 / y,))
+def sqrt(x, /):
+    """Square root."""
+
+
+@primitive(like="np.exp(x)", partials=lambda x, y: (y,))
+def exp(x, /):
+    """Exponential."""
+
+
+@primitive(like="np.expm1(x)", partials=lambda x, y: (y + 1,))
+def expm1(x, /):
+    """exp(x) - 1, precise near 0."""
+
+
+@primitive(like="np.log(x)", domain=(0.2, 4), partials=lambda x, y: (1 / x,))
+def log(x, /):
+    """Natural logarithm."""
+
+
+@primitive(like="np.log1p(x)", domain=(-0.7, 3), partials=lambda x, y: (1 / (1 + x),))
+def log1p(x, /):
+    """log(1 + x), precise near 0."""
+
+
+@primitive(like="np.log2(x)", domain=(0.2, 4), partials=lambda x, y: (1 / math.log(2) / x,))
+def log2(x, /):
+    """Logarithm to base 2."""
+
+
+@primitive(like="np.log10(x)", domain=(0.2, 4), partials=lambda x, y: (1 / math.log(10) / x,))
+def log10(x, /):
+    """Logarithm to base 10."""
+
+
+@composite(
+    like="np.logaddexp(x1, x2)",
+    partials=lambda x1, x2, y: (sigmoid(x1 - x2), sigmoid(x2 - x1)),
+)
+def logaddexp(x1, x2, /):
+    """log(exp(x1) + exp(x2)), without overflow."""
+    return where(equal(x1, x2), x1 + math.log(2), maximum(x1, x2) + log1p(exp(-abs(x1 - x2))))
+
+
+# --- trigonometric and hyperbolic functions -------------------------------------------------------------------------
+
+
+@primitive(like="np.sin(x)", partials=lambda x, y: (cos(x),))
+def sin(x, /):
+    """Sine of x in radians."""
+
+
+@primitive(like="np.cos(x)", partials=lambda x, y: (-sin(x),))
+def cos(x, /):
+    """Cosine of x in radians."""
+
+
+@primitive(like="np.tan(x)", domain=(-1.2, 1.2), partials=lambda x, y: (1 + y * y,))
+def tan(x, /):
+    """Tangent of x in radians."""
+
+
+@primitive(like="np.arcsin(x)", domain=(-0.9, 0.9), partials=lambda x, y: (1 / sqrt((1 - x) * (1 + x)),))
+def asin(x, /):
+    """Inverse sine, in radians."""
+
+
+@primitive(like="np.arccos(x)", domain=(-0.9, 0.9), partials=lambda x, y: (-1 / sqrt((1 - x) * (1 + x)),))
+def acos(x, /):
+    """Inverse cosine, in radians."""
+
+
+@primitive(like="np.arctan(x)", partials=lambda x, y: (1 / (1 + x * x),))
+def atan(x, /):
+    """Inverse tangent, in radians."""
+
+
+@primitive(
+    like="np.arctan2(x1, x2)",
+    domain=((-3, 3), (0.3, 3)),
+    partials=lambda x1, x2, y: (x2 / (x1 * x1 + x2 * x2), -x1 / (x1 * x1 + x2 * x2)),
+)
+def atan2(x1, x2, /):
+    """Angle in radians between the first axis and the point (x2, x1)."""
+
+
+@primitive(
+    like="np.hypot(x1, x2)",
+    domain=(0.3, 3),
+    partials=lambda x1, x2, y: (where(equal(y, 0), 0, x1 / y), where(equal(y, 0), 0, x2 / y)),
+    kink=((0, 0), (0, 0)),
+)
+def hypot(x1, x2, /):
+    """sqrt(x1**2 + x2**2), without overflow."""
+
+
+@primitive(like="np.sinh(x)", partials=lambda x, y: (cosh(x),))
+def sinh(x, /):
+    """Hyperbolic sine."""
+
+
+@primitive(like="np.cosh(x)", partials=lambda x, y: (sinh(x),))
+def cosh(x, /):
+    """Hyperbolic cosine."""
+
+
+@primitive(like="np.tanh(x)", partials=lambda x, y: (1 - y * y,))
+def tanh(x, /):
+    """Hyperbolic tangent."""
+
+
+@primitive(like="np.arcsinh(x)", partials=lambda x, y: (1 / hypot(x, 1),))
+def asinh(x, /):
+    """Inverse hyperbolic sine."""
+
+
+@primitive(like="np.arccosh(x)", domain=(1.2, 4), partials=lambda x, y: (1 / sqrt((x - 1) * (x + 1)),))
+def acosh(x, /):
+    """Inverse hyperbolic cosine."""
+
+
+@primitive(like="np.arctanh(x)", domain=(-0.8, 0.8), partials=lambda x, y: (1 / ((1 - x) * (1 + x)),))
+def atanh(x, /):
+    """Inverse hyperbolic tangent."""
+
+
+# --- special functions and activations ------------------------------------------------------------------------------
+
+
+@primitive(like="special.erf(x)", partials=lambda x, y: (2 / math.sqrt(math.pi) * exp(-x * x),))
+def erf(x, /):
+    """Error function."""
+
+
+@primitive(like="special.erfc(x)", partials=lambda x, y: (-2 / math.sqrt(math.pi) * exp(-x * x),))
+def erfc(x, /):
+    """1 - erf(x), precise for large x."""
+
+
+@composite(like="special.expit(x)", partials=lambda x, y: (y * (1 - y),))
+def sigmoid(x, /):
+    """Logistic function, 1 / (1 + exp(-x))."""
+    return 1 / (1 + exp(-x))
+
+
+@composite(like="np.maximum(x, 0)", result="same", partials=lambda x, y: (where(x > 0, 1, 0),), kink=((0,), (0,)))
+def relu(x, /):
+    """X where it is positive, else 0; the derivative at 0 is 0."""
+    return where((x > 0) | not_equal(x, x), x, 0)
+
+
+@composite(like="np.logaddexp(x, 0)", partials=lambda x, y: (sigmoid(x),))
+def softplus(x, /):
+    """log(1 + exp(x)), without overflow."""
+    return where(x > 0, x, 0) + log1p(exp(-abs(x)))
+
+
+@composite(like="x * special.ndtr(x)")
+def gelu(x, /):
+    """X times the normal distribution's cumulative probability at x (Gaussian error linear unit, exact form).
+
+    Source: Hendrycks and Gimpel, arXiv:1606.08415.
+    """
+    return 0.5 * x * erfc(-math.sqrt(0.5) * x)
+
+
+# --- signatures beyond the row's ------------------------------------------------------------------------------------
+
+
+_clip, _pow = clip, pow
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:  # type: ignore[no-redef]
+    low, high = (-math.inf, math.inf)
+    dtype = getattr(x, "dtype", None)
+    if dtype is not None and dtype.kind in "iu":
+        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    return _clip(x, low if min is None else min, high if max is None else max)
+
+
+def pow(x1: Any, x2: Any, /) -> Tensor:  # type: ignore[no-redef]
+    # The powers that have an operation of their own: exact, and without a call into the mathematical library.
+    if type(x2) in (int, float) and isinstance(x1, Tensor) and x1.dtype.kind == "f":
+        own = {2: square, 0.5: sqrt, 1: positive, -1: reciprocal}.get(x2)
+        if own is not None:
+            return own(x1)
+    _refuse_negative_exponents(x1, x2)
+    return _pow(x1, x2)
+
+
+def _refuse_negative_exponents(x1: Any, x2: Any) -> None:
+    if isinstance(x1, Expr) or isinstance(x2, Expr):
+        return
+    base, exponent = (dense(x) if isinstance(x, Tensor) else np.asarray(x) for x in (x1, x2))
+    if base.dtype.kind in "iu" and exponent.dtype.kind in "iu" and np.any(exponent < 0):
+        raise ArgumentError("`pow` of integers to a negative integer power: convert the base to a float dtype first")
+
+
+for _name, _function in (("clip", clip), ("pow", pow)):
+    _function.__doc__ = OPS[_name].doc
+    OPS[_name].function = _function

@@ -1,0 +1,137 @@
+"""Reading elements: basic, integer and mask indexing, and `take`. Writing is not possible: tensors are immutable."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from sweepgrad.errors import AxisError, DTypeError, ShapeError
+from sweepgrad.ops.structural import Call, argument, normal_axis, run, structural
+from sweepgrad.tensor import Array, Tensor, dense
+
+
+def _scatter(ct: Array, key: Any, shape: tuple[int, ...], basic: bool) -> Array:
+    """Zeros of `shape` with `ct` added at `key`: what reading at `key` is differentiated to."""
+    out = np.zeros(shape, ct.dtype)
+    if basic:  # no element is named twice, so plain assignment does, many times faster than `np.add.at`
+        out[key] = ct
+    else:
+        np.add.at(out, key, ct)
+    return out
+
+
+def _scatter_vjp(ct: Tensor, call: Call) -> list[Tensor]:
+    return [run("getitem", [ct], key=call.params["key"], basic=call.params["basic"])]
+
+
+def _getitem_vjp(ct: Tensor, call: Call) -> list[Tensor]:
+    params = {"key": call.params["key"], "shape": call.inputs[0].shape, "basic": call.params["basic"]}
+    return [run("scatter", [ct], **params)]
+
+
+@structural(
+    forward=lambda ct, key, shape, basic: _scatter(ct, key, shape, basic),
+    vjp=_scatter_vjp,
+    like="scatter(x, key, shape)",
+    cases=[
+        ([(2,)], {"key": (np.array([1, 1]),), "shape": (3,)}),
+        ([(2,)], {"key": (slice(2, None, -2),), "shape": (4,)}),
+    ],
+)
+def scatter(x: Any, /, key: Any, shape: tuple[int, ...]) -> Tensor:
+    """Zeros of `shape` with the elements of x added at the index `key`: the transpose of reading there."""
+    arrays, basic = _normal_key("scatter", key)
+    return run("scatter", [argument("scatter", x)], key=arrays, shape=tuple(shape), basic=basic)
+
+
+@structural(
+    forward=lambda x, key, basic: x[key],  # noqa: ARG005
+    vjp=_getitem_vjp,
+    like="x[key]",
+    cases=[
+        ([(4, 3)], {"key": (slice(None, None, -2), 1)}),
+        ([(4, 3)], {"key": (Ellipsis, None, 0)}),
+        ([(4, 3)], {"key": np.array([0, 2, 2])}),
+        ([(4, 3)], {"key": (np.array([0, 2, 2]), np.array([1, 1, 1]))}),
+        ([(2, 3)], {"key": np.array([[True, False, True], [False, False, True]])}),
+        ([(4, 3)], {"key": (np.array([1, -1]), slice(1, 3))}),
+    ],
+)
+def getitem(x: Any, /, key: Any) -> Tensor:
+    """The elements at `key`: integers, slices, None, `...`, integer arrays and masks, as in NumPy; written `x[key]`.
+
+    Raises:
+        IndexError: if an index is out of range or there are too many.
+    """
+    x = argument("getitem", x)
+    arrays, basic = _normal_key("getitem", key)
+    try:
+        return run("getitem", [x], key=arrays, basic=basic)
+    except IndexError as error:
+        raise AxisError(f"`getitem` on shape {x._shape}: {error}") from None
+
+
+def _normal_key(op: str, key: Any) -> tuple[tuple[Any, ...], bool]:
+    """`key` as a tuple that NumPy takes and nobody else can change, and whether it is basic."""
+    parts = key if isinstance(key, tuple) else (key,)
+    normal: list[Any] = []
+    basic = True
+    for part in parts:
+        if part is None or part is Ellipsis or isinstance(part, slice):
+            normal.append(part)
+        elif isinstance(part, (Tensor, np.ndarray, list, bool, np.bool_)):
+            array = np.array(dense(part) if isinstance(part, Tensor) else part)
+            if array.size == 0 and isinstance(part, list):
+                array = array.astype(np.intp)
+            if array.dtype.kind not in "iub":
+                raise DTypeError(f"`{op}` takes integer and bool arrays as an index; found dtype {array.dtype}")
+            normal.append(array)
+            basic = False
+        else:
+            try:
+                normal.append(operator.index(part))
+            except TypeError:
+                raise DTypeError(
+                    f"`{op}` takes integers, slices, None, `...` and arrays as an index; found {type(part).__name__}"
+                ) from None
+    return tuple(normal), basic
+
+
+@structural(
+    forward=lambda x, indices, axis: np.take(x, indices, axis=axis),
+    vjp=lambda ct, call: [
+        run(
+            "scatter",
+            [ct],
+            key=(slice(None),) * call.params["axis"] + (call.params["indices"],),
+            shape=call.inputs[0].shape,
+            basic=False,
+        )
+    ],
+    like="np.take(x, indices, axis)",
+    cases=[
+        ([(4, 3)], {"indices": np.array([0, 2, 2]), "axis": 0}),
+        ([(4, 3)], {"indices": np.array([1, -1]), "axis": 1}),
+    ],
+)
+def take(x: Any, /, indices: Any, *, axis: int | None = None) -> Tensor:
+    """The slices of x at the positions `indices` along `axis`, which may be left out for one dimension.
+
+    Raises:
+        IndexError: if an index is out of range.
+    """
+    x = argument("take", x)
+    positions = np.array(dense(indices) if isinstance(indices, Tensor) else indices)
+    if positions.dtype.kind not in "iu":
+        raise DTypeError(f"`take` needs integer indices; found dtype {positions.dtype}")
+    if axis is None and x.ndim != 1:
+        raise ShapeError(f"`take` needs an axis for shape {x._shape}; only one dimension has a default")
+    k = normal_axis("take", 0 if axis is None else axis, x.ndim)
+    length = x._shape[k]
+    if positions.size and not (-length <= positions.min() and positions.max() < length):
+        raise AxisError(
+            f"`take` got indices from {positions.min()} to {positions.max()} for an axis of length {length}"
+        )
+    return run("take", [x], indices=positions, axis=k)

@@ -1,0 +1,160 @@
+"""What an operation is: the row in which all its facts stand, and the table of all rows.
+
+Everything else is derived from the row: kernels, what is saved, derivatives of every order, the gradient check, the
+documentation's line.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sweepgrad.errors import DTypeError
+from sweepgrad.kernels.expr import Expr, call, const, is_const, symbol, topological
+
+OPS: dict[str, Op] = {}
+"""Every operation by its public name."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Op:
+    """What all kinds of operation have: a name, a docstring, the function that users call, and what it equals."""
+
+    name: str
+    doc: str
+    like: str
+    """An expression of NumPy (`np`) and SciPy (`special`) that gives the same values: the tests' reference."""
+    function: Callable[..., Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.name in OPS:
+            raise AssertionError(f"`{self.name}` is declared twice")
+        OPS[self.name] = self
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+Partials = Callable[..., tuple[Any, ...]]
+Interval = tuple[float, float]
+
+
+@dataclass(eq=False, kw_only=True, repr=False)
+class Elementwise(Op):
+    """An operation that acts on each element by itself.
+
+    `scalar` maps symbolic scalars to one; None marks a primitive, which `kernels.scalars` writes for each target.
+    `partials` maps (inputs..., output) to the derivative by each input, given each may be differentiated; None leaves
+    them to reverse mode on `scalar`'s expression.
+    """
+
+    arity: int
+    scalar: Callable[..., Any] | None
+    partials: Partials | None
+    domain: tuple[Interval, ...]
+    """For each input the interval from which tests draw."""
+    result: str = "float"
+    """`float`: integers become float64; `same`: the inputs' common dtype; `bool`: a truth value, never tracked."""
+    condition: bool = False
+    """Whether the first input is a truth value that is neither promoted nor differentiated (`where`)."""
+    accepts: str = "numeric"
+    """The kinds of dtype taken: `numeric`, `any` (bool too), `bits` (bool and integers)."""
+    whole: bool = False
+    """Whether integers come back as they are (rounding)."""
+    kink: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    """A point where a derivative is absent, and the values that the partials have there."""
+    plans: dict[Any, Any] = field(init=False, default_factory=dict)
+    """The row's specialisations so far (`ops.plan`)."""
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether results are tracked."""
+        return self.result != "bool" and self.accepts != "bits"
+
+    @property
+    def inputs(self) -> list[str]:
+        """The inputs' names in expressions."""
+        return [f"x{k}" for k in range(self.arity)]
+
+    def expand(self, *args: Any) -> Expr:
+        """The expression of this operation on symbolic scalars."""
+        if self.scalar is None:
+            return call(self.name, *args)
+        value = self.scalar(*args)
+        return value if isinstance(value, Expr) else const(value)
+
+    @functools.cached_property
+    def forward(self) -> Expr:
+        """The result, as an expression of the inputs."""
+        return self.expand(*map(symbol, self.inputs))
+
+    @functools.cached_property
+    def derivatives(self) -> tuple[Expr, ...]:
+        """The partial derivative by each input, as expressions of the inputs and the output `y`."""
+        xs = [symbol(name) for name in self.inputs]
+        if self.partials is None:
+            return differentiate(self.forward, xs)
+        values = self.partials(*xs, symbol("y"))
+        return tuple(value if isinstance(value, Expr) else const(value) for value in values)
+
+
+def differentiate(output: Expr, xs: Sequence[Expr]) -> tuple[Expr, ...]:
+    """Reverse mode on an expression: the derivative of `output` by each of the symbols `xs`."""
+    adjoints: dict[Expr, Expr] = {output: const(1.0)}
+    for expr in reversed(list(topological([output]))):
+        adjoint = adjoints.get(expr)
+        if adjoint is None or not expr.args:
+            continue
+        row = OPS[expr.op]
+        if not isinstance(row, Elementwise) or row.result == "bool":
+            continue
+        assert row.partials is not None, f"the primitive `{row.name}` has no partials"
+        for arg, partial in zip(expr.args, row.partials(*expr.args, expr), strict=True):
+            if isinstance(partial, (int, float)) and partial == 0:
+                continue
+            part = call("multiply", adjoint, partial)
+            adjoints[arg] = call("add", adjoints[arg], part) if arg in adjoints else part
+    return tuple(adjoints.get(x, const(0.0)) for x in xs)
+
+
+def is_zero(expr: Expr) -> bool:
+    """Whether `expr` is the constant 0."""
+    return is_const(expr, 0)
+
+
+def evaluate(outputs: Sequence[Expr], values: dict[str, Any], typed: Callable[[Any], Any]) -> list[Any]:
+    """`outputs` computed with the operations themselves on `values`, tensors or numbers, given by symbol.
+
+    `typed` gives a number the dtype of the computation, for a `where` between two numbers, which has no other.
+    """
+    results: dict[Expr, Any] = {}
+    for expr in topological(outputs):
+        if expr.op == "symbol":
+            results[expr] = values[str(expr.value)]
+        elif expr.op == "const":
+            results[expr] = expr.value
+        else:
+            args = [results[arg] for arg in expr.args]
+            if expr.op == "where" and all(isinstance(arg, (int, float)) for arg in args[1:]):
+                args[1] = typed(args[1])
+            results[expr] = OPS[expr.op].function(*args)
+    return [results[output] for output in outputs]
+
+
+def describe(function: Callable[..., Any]) -> tuple[str, str, int]:
+    """Name, docstring and number of parameters of a function that declares a row."""
+    doc = inspect.getdoc(function)
+    if not doc:
+        raise AssertionError(f"`{function.__name__}` has no docstring")
+    return function.__name__, doc, len(inspect.signature(function).parameters)
+
+
+def reject(op: str, value: object) -> DTypeError:
+    """The error for an argument of a type that no operation takes."""
+    return DTypeError(
+        f"`{op}` takes tensors, NumPy arrays and Python numbers; found {type(value).__name__} "
+        "(convert it with `sweepgrad.asarray`)"
+    )

@@ -1,0 +1,524 @@
+"""How an elementwise row runs on tensors: plans, and the functions that users call.
+
+A plan is a row for one dtype, one kind of each input (see `kernels.emit`) and one set of tracked inputs. It holds the
+forward kernel, knows what backward reads and so must be saved, and is the rule of the nodes it makes. Two paths lead
+to a plan: the functions made by `unary` and `binary` take the common case, equal shapes or a Python number, in as few
+steps as Python allows; `call` does everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from sweepgrad.errors import DTypeError, ShapeError
+from sweepgrad.grad_mode import mode
+from sweepgrad.graph import process
+from sweepgrad.graph.node import Node
+from sweepgrad.kernels import emit
+from sweepgrad.kernels.cpu import Kernel, compile_kernel
+from sweepgrad.kernels.expr import Expr, const, is_const, symbol, symbols
+from sweepgrad.kernels.expr import call as expr_call
+from sweepgrad.ops.op import OPS, Elementwise, evaluate, reject
+from sweepgrad.tensor import DTYPES, FLOATS, Array, DType, Tensor, attach, dense, flat, make, wrap
+
+LARGE = 1 << 15
+"""Elements from which a kernel releases the interpreter's lock: below, handing it over costs more than the loop."""
+
+BOOL = DTYPES["bool"]
+FLOAT64 = DTYPES["float64"]
+
+_register = process.registry.register
+_empty = np.empty
+
+
+class Loop:
+    """A kernel for one set of expressions, compiled when first needed, once with and once without the lock."""
+
+    __slots__ = ("_held", "_released", "_signature", "_source")
+
+    def __init__(
+        self,
+        title: str,
+        outputs: Sequence[Expr],
+        inputs: Sequence[tuple[str, str, str]],
+        dtype: str,
+        result: str,
+    ) -> None:
+        """`inputs` are (name, kind, dtype); every output has the dtype `result`."""
+        kinds = "".join(kind for _, kind, _ in inputs)
+        layout = f"{emit.STRIDED_NDIM}" if "x" in kinds else "1"
+        signature = [name if kind == "s" else f"{name}:4A" if kind == "x" else f"{name}:1C" for _, kind, name in inputs]
+        if "r" in kinds or "c" in kinds:
+            signature.append("int64")
+        self._signature = [*signature, *[f"{result}:{layout}C"] * len(outputs)]
+        self._source = emit.header(title, dtype) + emit.elementwise(outputs, [name for name, _, _ in inputs], kinds)
+        self._held: Kernel | None = None
+        self._released: Kernel | None = None
+
+    def kernel(self, size: int) -> Kernel:
+        """The entry point to use for `size` elements."""
+        if size < LARGE:
+            if self._held is None:
+                self._held = compile_kernel(self._source, self._signature)
+            return self._held
+        if self._released is None:
+            self._released = compile_kernel(self._source, self._signature, nogil=True)
+        return self._released
+
+
+class Plan:
+    """A row, specialised; the rule of its nodes.
+
+    What a node saves are the values that `saves` lists, by position among (inputs..., output), in the form in which
+    the kernel takes them, and, where inputs were broadcast, the inputs' shapes.
+    """
+
+    __slots__ = (
+        "computed", "dtype", "forward", "grads", "kinds", "loop", "name", "op", "pick", "result",
+        "saved_arrays", "saves", "tracked",
+    )  # fmt: skip
+
+    def __init__(self, op: Elementwise, dtype: DType, kinds: str, tracked: tuple[int, ...]) -> None:
+        self.op = op
+        self.name = op.name
+        self.dtype = dtype
+        self.kinds = kinds
+        self.tracked = tracked
+        self.result = BOOL if op.result == "bool" else dtype
+        inputs = list(zip(op.inputs, kinds, self._input_dtypes(), strict=True))
+        self.forward = Loop(op.name, [op.forward], inputs, dtype.name, self.result.name)
+        ct = symbol("ct")
+        partials = [op.derivatives[k] for k in tracked]
+        # A zero is stored as such: times a cotangent that is infinite it would be NaN.
+        self.grads = [const(0.0) if is_const(d, 0) else expr_call("multiply", ct, d) for d in partials]
+        self.computed = [grad for grad in self.grads if grad is not ct]
+        read = symbols(partials)
+        values = [*op.inputs, "y"]
+        self.saves = tuple(k for k, name in enumerate(values) if name in read)
+        self.pick = _picker(self.saves, len(values))
+        self.saved_arrays = sum(k == len(kinds) or kinds[k] != "s" for k in self.saves)
+        self.loop: Loop | None = None
+
+    def _input_dtypes(self) -> list[str]:
+        names = [self.dtype.name] * self.op.arity
+        if self.op.condition:
+            names[0] = "bool"
+        return names
+
+    def _backward_loop(self) -> Loop:
+        if self.loop is None:
+            whole = "x" if "x" in self.kinds else "v"
+            names, kinds, dtypes = (
+                [*self.op.inputs, "y"],
+                [*self.kinds, whole],
+                [*self._input_dtypes(), self.dtype.name],
+            )
+            inputs = [("ct", whole, self.dtype.name)] + [(names[k], kinds[k], dtypes[k]) for k in self.saves]
+            self.loop = Loop(f"{self.name}, backward", self.computed, inputs, self.dtype.name, self.dtype.name)
+        return self.loop
+
+    def pullback(self, node: Node, saved: tuple[Any, ...], ct: Tensor, /) -> tuple[Tensor, ...]:
+        """Cotangents of the tracked inputs, all in one kernel; every input has the result's shape or is a number."""
+        if not self.computed:
+            return (ct,) * len(self.grads)
+        incoming = flat(ct)
+        size = incoming.size
+        outs = [_empty(size, self.dtype) for _ in self.computed]
+        loop = self.loop or self._backward_loop()
+        loop.kernel(size)(incoming, *saved, *outs)
+        shape, dtype = node.shape, self.dtype
+        if len(outs) == len(self.grads):
+            return tuple([make(out, None, shape, dtype, None) for out in outs])
+        results = iter(outs)
+        return tuple(
+            [make(next(results), None, shape, dtype, None) if grad in self.computed else ct for grad in self.grads]
+        )
+
+    def replay(self, node: Node, saved: tuple[Any, ...], ct: Tensor, /) -> tuple[Tensor, ...]:
+        """The same from tracked tensors, by the operations that the partial derivatives are made of."""
+        shapes = [node.shape] * (self.op.arity + 1)
+        return self._replay(node, saved, ct, shapes)
+
+    def _replay(
+        self, node: Node, saved: Sequence[Any], ct: Tensor, shapes: Sequence[tuple[int, ...]]
+    ) -> tuple[Tensor, ...]:
+        nodes = dict(zip(self.tracked, node.parents, strict=True))
+        nodes[self.op.arity] = node
+        values: dict[str, Any] = {"ct": ct}
+        names, dtypes = [*self.op.inputs, "y"], [*self._input_dtypes(), self.dtype.name]
+        for k, value in zip(self.saves, saved, strict=True):
+            if not isinstance(value, np.ndarray):
+                if k not in nodes:
+                    values[names[k]] = value
+                    continue
+                value = np.full(1, value, self.dtype)
+            tensor = _view(value, shapes[k], DTYPES[dtypes[k]])
+            values[names[k]] = attach(tensor, nodes[k]) if k in nodes else tensor
+        grads = evaluate(self.grads, values, lambda number: wrap(np.asarray(number, self.dtype)))
+        zero = make(np.zeros(math.prod(node.shape), self.dtype), None, node.shape, self.dtype, None)
+        return tuple(grad if isinstance(grad, Tensor) else zero for grad in grads)
+
+
+class BroadcastPlan(Plan):
+    """A plan whose inputs have other shapes than the result: cotangents are summed over what was broadcast."""
+
+    __slots__ = ()
+
+    def pullback(self, node: Node, saved: tuple[Any, ...], ct: Tensor, /) -> tuple[Tensor, ...]:
+        """Cotangents of the tracked inputs, computed at the result's shape, then summed to each input's."""
+        *values, row, shapes = saved
+        size = math.prod(node.shape)
+        outs = [_empty(size, self.dtype) for _ in self.computed]
+        if outs and size:
+            loop = self.loop or self._backward_loop()
+            if "x" in self.kinds:
+                run_strided(loop, [dense(ct), *values], node.shape, outs)
+            else:
+                loop.kernel(size)(flat(ct), *values, *((row,) if row else ()), *outs)
+        results = iter(outs)
+        grads = [
+            make(next(results), None, node.shape, self.dtype, None) if grad in self.computed else ct
+            for grad in self.grads
+        ]
+        return tuple(unbroadcast(grad, shapes[k]) for grad, k in zip(grads, self.tracked, strict=True))
+
+    def replay(self, node: Node, saved: tuple[Any, ...], ct: Tensor, /) -> tuple[Tensor, ...]:
+        """The same from tracked tensors."""
+        *values, _, shapes = saved
+        grads = self._replay(node, values, ct, [*shapes, node.shape])
+        return tuple(unbroadcast(grad, shapes[k]) for grad, k in zip(grads, self.tracked, strict=True))
+
+
+def unbroadcast(ct: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`ct` summed over the axes along which an input of `shape` was repeated."""
+    if ct._shape == shape:
+        return ct
+    lead = len(ct._shape) - len(shape)
+    axes = [*range(lead), *(lead + k for k, length in enumerate(shape) if length == 1 != ct._shape[lead + k])]
+    summed = OPS["sum"].function(ct, axis=tuple(axes), keepdims=True)
+    return summed if summed._shape == shape else OPS["reshape"].function(summed, shape)  # type: ignore[no-any-return]
+
+
+def _view(array: Array, shape: tuple[int, ...], dtype: DType) -> Tensor:
+    """A plain tensor of `shape` around an array that a node saved: flat, or strided with the right shape already."""
+    if array.ndim == 1 and array.flags.c_contiguous:
+        return make(array, None, shape, dtype, None)
+    return make(None, array, shape, dtype, None)
+
+
+# --- running a kernel -----------------------------------------------------------------------------------------------
+
+
+def _kind(tensor: Tensor, shape: tuple[int, ...], size: int) -> tuple[str, int]:
+    """How a kernel can read `tensor` within a result of `shape`: kind, and for r and c the row's length."""
+    if math.prod(tensor._shape) == 1 and size != 1:
+        return "s", 0
+    if tensor._flat is None:
+        return "x", 0
+    if tensor._shape == shape or size == 1:
+        return "v", 0
+    # Axes of length 1 in the result carry no information; without them, what is left is a row or a column.
+    lead = len(shape) - len(tensor._shape)
+    have = (1,) * lead + tensor._shape
+    own = [length for length, full in zip(have, shape, strict=True) if full != 1]
+    full = [length for length in shape if length != 1]
+    split = next((k for k, length in enumerate(own) if length != 1), len(own))
+    if own[split:] == full[split:]:
+        return ("r", math.prod(full[split:])) if split else ("v", 0)
+    split = len(own) - next((k for k, length in enumerate(reversed(own)) if length != 1), len(own))
+    if own[:split] == full[:split]:
+        return "c", math.prod(full[split:])
+    return "x", 0
+
+
+def _kinds(op: Elementwise, args: Sequence[Any], shape: tuple[int, ...]) -> tuple[str, int]:
+    """The kinds of all inputs together, and the row length where there are rows or columns."""
+    size = math.prod(shape)
+    found = [_kind(arg, shape, size) if isinstance(arg, Tensor) else ("s", 0) for arg in args]
+    lengths = {length for _, length in found if length}
+    kinds = "".join(kind for kind, _ in found)
+    if "x" in kinds or len(lengths) > 1 or size == 0:
+        return "".join("s" if kind == "s" else "x" for kind in kinds), 0
+    return kinds, lengths.pop() if lengths else 0
+
+
+def run_strided(loop: Loop, values: Sequence[Any], shape: tuple[int, ...], outs: Sequence[Array]) -> None:
+    """Run a kernel of strided inputs on `values`, arrays that broadcast to `shape` or numbers, into flat `outs`."""
+    views = [np.broadcast_to(value, shape) if isinstance(value, np.ndarray) else value for value in values]
+    arrays = [view for view in views if isinstance(view, np.ndarray)]
+    lengths, strides = _coalesce(shape, [array.strides for array in arrays])
+    missing = emit.STRIDED_NDIM - len(lengths)
+    lengths = [1] * missing + lengths
+    strides = [[0] * missing + list(own) for own in strides]
+    arrays = [as_strided(array, lengths, own) for array, own in zip(arrays, strides, strict=True)]
+    targets = [out.reshape(lengths) for out in outs]
+    kernel = loop.kernel(outs[0].size)
+    lead = len(lengths) - emit.STRIDED_NDIM
+    for index in np.ndindex(*lengths[:lead]):  # a single pass unless more axes are left than the kernel has loops
+        rest = iter(arrays)
+        kernel(
+            *[next(rest)[index] if isinstance(view, np.ndarray) else view for view in views],
+            *[target[index] for target in targets],
+        )
+
+
+def _coalesce(shape: tuple[int, ...], strides: Sequence[tuple[int, ...]]) -> tuple[list[int], list[list[int]]]:
+    """`shape` with neighbouring axes joined wherever every array walks both in one stride, and the new strides."""
+    lengths: list[int] = []
+    joined: list[list[int]] = [[] for _ in strides]
+    for axis, length in enumerate(shape):
+        if length == 1:
+            continue
+        if lengths and all(new[-1] == own[axis] * length for new, own in zip(joined, strides, strict=True)):
+            lengths[-1] *= length
+            for new, own in zip(joined, strides, strict=True):
+                new[-1] = own[axis]
+        else:
+            lengths.append(length)
+            for new, own in zip(joined, strides, strict=True):
+                new.append(own[axis])
+    return lengths, joined
+
+
+# --- the general call -----------------------------------------------------------------------------------------------
+
+
+def call(op: Elementwise, args: Sequence[Any]) -> Any:
+    """`op` on any mixture of tensors, arrays and numbers: promotes, broadcasts, computes, records."""
+    if any(isinstance(arg, Expr) for arg in args):
+        return op.expand(*args)
+    values = [_argument(op.name, arg) for arg in args]
+    dtype = _common_dtype(op, values)
+    values = [_converted(op.name, value, BOOL if op.condition and k == 0 else dtype) for k, value in enumerate(values)]
+    if op.whole and dtype.kind in "iu":
+        return values[0]
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    if not tensors:  # numbers only
+        values[0] = wrap(np.asarray(values[0], BOOL if op.condition else dtype))
+        tensors = [values[0]]
+    shape = broadcast_shape(op.name, [tensor._shape for tensor in tensors])
+    tracked: tuple[int, ...] = ()
+    if op.differentiable and mode.enabled:
+        tracked = tuple(k for k, v in enumerate(values) if isinstance(v, Tensor) and v._node is not None)
+        if op.condition and tracked[:1] == (0,):
+            tracked = tracked[1:]
+    kinds, row = _kinds(op, values, shape)
+    plain = all(isinstance(v, Tensor) is (kind == "v") for v, kind in zip(values, kinds, strict=True)) and all(
+        tensor._shape == shape for tensor in tensors
+    )
+    plan = plan_for(op, dtype, kinds, tracked, plain=plain)
+    parts = [_part(value, kind) for value, kind in zip(values, kinds, strict=True)]
+    size = math.prod(shape)
+    out = _empty(size, plan.result)
+    if not size:
+        pass
+    elif "x" in kinds:
+        run_strided(plan.forward, parts, shape, [out])
+    else:
+        plan.forward.kernel(size)(*parts, *((row,) if row else ()), out)
+    if not tracked:
+        return make(out, None, shape, plan.result, None)
+    saved = plan.pick(*parts, out if "x" not in kinds else out.reshape(shape))
+    nbytes = sum(value.nbytes for value in saved if isinstance(value, np.ndarray))
+    if not plain:
+        saved = (*saved, row, tuple(v._shape if isinstance(v, Tensor) else () for v in values))
+    node = Node(plan, saved, tuple(values[k]._node for k in tracked), nbytes, shape, dtype)
+    result = make(out, None, shape, dtype, node)
+    _register(node)
+    return result
+
+
+def plan_for(op: Elementwise, dtype: DType, kinds: str, tracked: tuple[int, ...], *, plain: bool) -> Plan:
+    """The plan for these kinds, made when first asked for; `plain` if nothing is broadcast."""
+    key = (dtype, kinds, tracked, plain)
+    plan = op.plans.get(key)
+    if plan is None:
+        plan = op.plans[key] = (Plan if plain else BroadcastPlan)(op, dtype, kinds, tracked)
+    return plan  # type: ignore[no-any-return]
+
+
+def _part(value: Any, kind: str) -> Any:
+    """What the kernel is handed for one input."""
+    if not isinstance(value, Tensor):
+        return value
+    if kind == "x":
+        return dense(value)
+    if kind == "s":
+        return value.item()
+    return value._flat
+
+
+def _argument(op: str, value: Any) -> Any:
+    """`value` as a tensor or a Python number."""
+    if isinstance(value, (Tensor, bool, int, float)) and not isinstance(value, np.generic):
+        return value
+    if isinstance(value, (np.ndarray, np.generic)):
+        return from_array(op, np.asarray(value))
+    raise reject(op, value)
+
+
+def from_array(op: str, array: Array) -> Tensor:
+    """A plain tensor with a copy of `array`, whose owner may go on writing to it."""
+    if array.dtype.name not in DTYPES:
+        raise DTypeError(f"`{op}` got an array of dtype {array.dtype}; accepted are {', '.join(DTYPES)}")
+    return wrap(np.array(array, dtype=DTYPES[array.dtype.name], order="C"))
+
+
+def _common_dtype(op: Elementwise, values: Sequence[Any]) -> DType:
+    """The dtype in which `op` computes: NumPy 2's promotion, where Python numbers are weak."""
+    if op.condition:
+        values = values[1:]
+    dtype = np.result_type(*(value._dtype if isinstance(value, Tensor) else value for value in values))
+    if op.accepts == "bits":
+        if dtype.kind == "f":
+            raise DTypeError(f"`{op.name}` takes truth values and integers; found {_dtypes(values)}")
+        return dtype
+    if dtype.kind == "b" and op.accepts == "numeric":
+        if op.result == "float":
+            return FLOAT64
+        raise DTypeError(
+            f"`{op.name}` takes numbers; found {_dtypes(values)}: use logical_and, logical_or, or astype first"
+        )
+    if op.result == "float" and dtype.kind != "f":
+        return FLOAT64
+    return DTYPES[dtype.name]
+
+
+def _dtypes(values: Sequence[Any]) -> str:
+    return " and ".join(str(v._dtype) if isinstance(v, Tensor) else type(v).__name__ for v in values)
+
+
+def _converted(op: str, value: Any, dtype: DType) -> Any:
+    if isinstance(value, Tensor):
+        return value if value._dtype is dtype else OPS["astype"].function(value, dtype)
+    if dtype.kind in "iub":
+        try:
+            return dtype.type(value).item()
+        except OverflowError:
+            raise DTypeError(f"`{op}`: the Python integer {value} does not fit into {dtype}") from None
+    return float(value)
+
+
+def broadcast_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape to which all `shapes` broadcast."""
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return first
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ShapeError(
+            f"`{op}` cannot broadcast shapes {' and '.join(map(str, shapes))}: aligned at the last axis, lengths must be "
+            "equal or 1"
+        ) from None
+
+
+# --- the functions that users call ----------------------------------------------------------------------------------
+
+
+def _picker(positions: tuple[int, ...], count: int) -> Callable[..., tuple[Any, ...]]:
+    """A function of `count` arguments that returns those at `positions` as a tuple."""
+    if positions == tuple(range(count)):
+        return lambda *values: values
+    if not positions:
+        return lambda *values: ()
+    if len(positions) == 1:
+        (k,) = positions
+        return lambda *values: (values[k],)
+    return lambda *values: tuple([values[k] for k in positions])
+
+
+def unary(op: Elementwise) -> Callable[[Any], Any]:
+    """The function of one input."""
+    plain: dict[DType, Plan] = {}
+    tracking: dict[DType, Plan] = {}
+    keep = op.differentiable
+
+    def function(x, /):  # type: ignore[no-untyped-def]
+        if type(x) is Tensor and (a := x._flat) is not None:
+            dtype = x._dtype
+            parent = x._node
+            track = keep and parent is not None and mode.enabled
+            plan = (tracking if track else plain).get(dtype)
+            if plan is not None:
+                size = a.size
+                out = _empty(size, plan.result)
+                plan.forward.kernel(size)(a, out)
+                shape = x._shape
+                if not track:
+                    return make(out, None, shape, plan.result, None)
+                saved = plan.pick(a, out)
+                node = Node(plan, saved, (parent,), len(saved) * out.nbytes, shape, dtype)
+                result = make(out, None, shape, dtype, node)
+                _register(node)
+                return result
+            if dtype in FLOATS:
+                kinds: tuple[int, ...] = (0,) if track else ()
+                (tracking if track else plain)[dtype] = plan_for(op, dtype, "v", kinds, plain=True)
+        return call(op, (x,))
+
+    return function
+
+
+def binary(op: Elementwise, *, operator: bool = False) -> Callable[[Any, Any], Any]:
+    """The function of two inputs; as an operator it answers NotImplemented to a type that it does not know."""
+    # By which inputs are tracked (bit 0: first, bit 1: second), for two tensors and for a tensor and a number.
+    both: list[dict[DType, Plan]] = [{}, {}, {}, {}]
+    number: list[dict[DType, Plan]] = [{}, {}]
+    keep = op.differentiable
+
+    def function(x1, x2, /):  # type: ignore[no-untyped-def]
+        if type(x1) is Tensor and (a := x1._flat) is not None:
+            dtype = x1._dtype
+            shape = x1._shape
+            first = x1._node
+            kinds = ""
+            if type(x2) is Tensor:
+                if x2._shape == shape and x2._dtype is dtype and (b := x2._flat) is not None:
+                    second = x2._node
+                    kinds = "vv"
+                    track = 0
+                    if keep and mode.enabled:
+                        track = (first is not None) + 2 * (second is not None)
+                    plans = both[track]
+            elif type(x2) is float or type(x2) is int:
+                b = x2
+                kinds = "vs"
+                track = keep and first is not None and mode.enabled
+                plans = number[track]
+            if kinds:
+                plan = plans.get(dtype)
+                if plan is not None:
+                    size = a.size
+                    out = _empty(size, plan.result)
+                    plan.forward.kernel(size)(a, b, out)
+                    if not track:
+                        return make(out, None, shape, plan.result, None)
+                    saved = plan.pick(a, b, out)
+                    parents = (first, second) if track == 3 else (first,) if track == 1 else (second,)
+                    node = Node(plan, saved, parents, plan.saved_arrays * out.nbytes, shape, dtype)
+                    result = make(out, None, shape, dtype, node)
+                    _register(node)
+                    return result
+                if dtype in FLOATS:
+                    positions = tuple(k for k in (0, 1) if track >> k & 1)
+                    plans[dtype] = plan_for(op, dtype, kinds, positions, plain=True)
+        if operator and not isinstance(x2, (Tensor, bool, int, float, np.ndarray, np.generic)):
+            return NotImplemented
+        return call(op, (x1, x2))
+
+    return function
+
+
+def ternary(op: Elementwise) -> Callable[[Any, Any, Any], Any]:
+    """The function of three inputs."""
+
+    def function(x1, x2, x3, /):  # type: ignore[no-untyped-def]
+        return call(op, (x1, x2, x3))
+
+    return function

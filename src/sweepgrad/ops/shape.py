@@ -1,0 +1,306 @@
+"""Changes of shape and dtype, and joining: structural operations, mostly views."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sweepgrad.errors import ArgumentError, DTypeError, ShapeError
+from sweepgrad.ops.plan import unbroadcast
+from sweepgrad.ops.structural import argument, composed, normal_axes, normal_axis, run, structural
+from sweepgrad.tensor import DTYPES, DType, Tensor
+
+
+def as_dtype(op: str, dtype: Any) -> DType:
+    """`dtype` as one that tensors can have."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise DTypeError(f"`{op}` got dtype {dtype!r}; accepted are {', '.join(DTYPES)}") from None
+    if found.name not in DTYPES:
+        raise DTypeError(f"`{op}` got dtype {found}; accepted are {', '.join(DTYPES)}")
+    return DTYPES[found.name]
+
+
+def as_shape(op: str, shape: Any) -> tuple[int, ...]:
+    """`shape`, an int or a sequence of ints that are not negative, as a tuple."""
+    values = shape if isinstance(shape, (tuple, list)) else (shape,)
+    try:
+        found = tuple(int(n.__index__()) for n in values)
+    except AttributeError:
+        raise DTypeError(f"`{op}` needs a shape of integers; found {shape!r}") from None
+    if any(n < 0 for n in found):
+        raise ShapeError(f"`{op}` needs a shape without negative lengths; found {found}")
+    return found
+
+
+@structural(
+    forward=lambda x, dtype: x.astype(dtype),
+    vjp=lambda ct, call: [astype(ct, call.inputs[0].dtype)],
+    like="x.astype(dtype)",
+    cases=[([(2, 3)], {"dtype": "float64"})],
+)
+def astype(x: Any, /, dtype: Any, *, copy: bool = True) -> Tensor:
+    """X converted to `dtype`; differentiable between float dtypes. Nothing is copied if `dtype` is x's and not `copy`.
+
+    Raises:
+        TypeError: for a dtype that tensors cannot have.
+    """
+    x = argument("astype", x)
+    target = as_dtype("astype", dtype)
+    return x if target is x._dtype and not copy else run("astype", [x], dtype=target)
+
+
+@structural(
+    forward=lambda x, shape: np.reshape(x, shape),
+    vjp=lambda ct, call: [reshape(ct, call.inputs[0].shape)],
+    like="np.reshape(x, shape)",
+    cases=[([(2, 3)], {"shape": (3, 2)}), ([(4,)], {"shape": (2, -1)}), ([(1, 1)], {"shape": ()})],
+)
+def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Tensor:
+    """The elements of x, in C order, in another shape of the same size; one length may be -1, meaning what is left.
+
+    Args:
+        x: tensor of any shape.
+        shape: the new shape.
+        copy: False raises ValueError where a copy would be needed; tensors are immutable, so True changes nothing.
+
+    Raises:
+        ValueError: if the sizes differ.
+    """
+    x = argument("reshape", x)
+    values = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    if values.count(-1) == 1 and x.size:
+        known = -math.prod(values)
+        values = tuple(x.size // known if n == -1 and known > 0 else n for n in values)
+    values = as_shape("reshape", values)
+    if math.prod(values) != x.size:
+        raise ShapeError(f"`reshape` cannot give shape {shape} to {x.size} elements of shape {x._shape}")
+    if copy is False and x._flat is None:
+        raise ShapeError("`reshape` with copy=False needs a contiguous tensor; found a strided view")
+    return run("reshape", [x], shape=values)
+
+
+@structural(
+    forward=lambda x, axes: np.transpose(x, axes),
+    vjp=lambda ct, call: [permute_dims(ct, tuple(np.argsort(call.params["axes"]).tolist()))],
+    like="np.transpose(x, axes)",
+    cases=[([(2, 3, 4)], {"axes": (2, 0, 1)}), ([(2, 3)], {"axes": (1, 0)})],
+)
+def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
+    """X with its axes in the order `axes`; a view.
+
+    Raises:
+        ValueError: if `axes` does not name each axis once.
+    """
+    x = argument("permute_dims", x)
+    order = normal_axes("permute_dims", tuple(axes), x.ndim)
+    if len(order) != x.ndim:
+        raise ShapeError(f"`permute_dims` needs each of {x.ndim} axes once; found {tuple(axes)}")
+    return run("permute_dims", [x], axes=order)
+
+
+@composed(like="np.swapaxes(x, -1, -2)", cases=[([(2, 3)], {}), ([(2, 3, 4)], {})])
+def matrix_transpose(x: Any, /) -> Tensor:
+    """X with its last two axes exchanged; a view.
+
+    Raises:
+        ValueError: if x has fewer than two dimensions.
+    """
+    x = argument("matrix_transpose", x)
+    if x.ndim < 2:
+        raise ShapeError(f"`matrix_transpose` needs at least 2 dimensions; found shape {x._shape}")
+    return permute_dims(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2))
+
+
+@composed(
+    like="np.moveaxis(x, source, destination)",
+    cases=[
+        ([(2, 3, 4)], {"source": 0, "destination": -1}),
+        ([(2, 3, 4)], {"source": (0, 1), "destination": (2, 0)}),
+    ],
+)
+def moveaxis(x: Any, /, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Tensor:
+    """X with the axes `source` moved to the positions `destination`; the others keep their order."""
+    x = argument("moveaxis", x)
+    old = normal_axes("moveaxis", source, x.ndim)
+    new = normal_axes("moveaxis", destination, x.ndim)
+    if len(old) != len(new):
+        raise ShapeError(f"`moveaxis` got {len(old)} source and {len(new)} destination axes; needed is as many of each")
+    order = [axis for axis in range(x.ndim) if axis not in old]
+    for to, axis in sorted(zip(new, old, strict=True)):
+        order.insert(to, axis)
+    return permute_dims(x, tuple(order))
+
+
+@composed(like="np.expand_dims(x, axis)", cases=[([(2, 3)], {"axis": 1}), ([(3,)], {"axis": (0, -1)})])
+def expand_dims(x: Any, /, *, axis: int | tuple[int, ...] = 0) -> Tensor:
+    """X with axes of length 1 inserted, at the positions `axis` of the result.
+
+    Raises:
+        ValueError: if an axis is out of range (also an `IndexError`).
+    """
+    x = argument("expand_dims", x)
+    count = len(axis) if isinstance(axis, (tuple, list)) else 1
+    axes = normal_axes("expand_dims", axis, x.ndim + count)
+    lengths = iter(x._shape)
+    return reshape_view(x, tuple(1 if k in axes else next(lengths) for k in range(x.ndim + count)))
+
+
+@composed(like="np.squeeze(x, axis)", cases=[([(1, 3, 1)], {"axis": None}), ([(1, 3, 1)], {"axis": 0})])
+def squeeze(x: Any, /, axis: int | tuple[int, ...] | None = None) -> Tensor:
+    """X without the axes `axis`, which must have length 1; None means all such axes.
+
+    Raises:
+        ValueError: if one of the axes has another length.
+    """
+    x = argument("squeeze", x)
+    if axis is None:
+        axes = tuple(k for k, length in enumerate(x._shape) if length == 1)
+    else:
+        axes = normal_axes("squeeze", axis, x.ndim)
+    if any(x._shape[k] != 1 for k in axes):
+        raise ShapeError(f"`squeeze` needs axes of length 1; found shape {x._shape}, axis {axis}")
+    return reshape_view(x, tuple(length for k, length in enumerate(x._shape) if k not in axes))
+
+
+def reshape_view(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`x` with axes of length 1 added or removed."""
+    return run("reshape", [x], shape=shape)
+
+
+def _broadcast_vjp(ct: Tensor, call: Any) -> list[Tensor]:
+    return [unbroadcast(ct, call.inputs[0].shape)]
+
+
+@structural(
+    forward=lambda x, shape: np.broadcast_to(x, shape),
+    vjp=_broadcast_vjp,
+    like="np.broadcast_to(x, shape)",
+    cases=[([(3,)], {"shape": (2, 3)}), ([(2, 1)], {"shape": (4, 2, 3)}), ([()], {"shape": (2, 2)})],
+)
+def broadcast_to(x: Any, /, shape: Any) -> Tensor:
+    """X repeated along new axes and axes of length 1 until it has `shape`; a view.
+
+    Raises:
+        ValueError: if x does not broadcast to `shape`.
+    """
+    x = argument("broadcast_to", x)
+    target = as_shape("broadcast_to", shape)
+    if target == x._shape:
+        return x
+    lead = len(target) - x.ndim
+    if lead < 0 or any(n not in (1, m) for n, m in zip(x._shape, target[lead:], strict=True)):
+        raise ShapeError(f"`broadcast_to` cannot broadcast shape {x._shape} to {target}")
+    return run("broadcast_to", [x], shape=target)
+
+
+def _split(ct: Tensor, call: Any) -> list[Tensor]:
+    axis, start, parts = call.params["axis"], 0, []
+    for one in call.inputs:
+        stop = start + one.shape[axis]
+        parts.append(ct[(slice(None),) * axis + (slice(start, stop),)])
+        start = stop
+    return parts
+
+
+@structural(
+    forward=lambda *xs, axis: np.concatenate(xs, axis=axis),
+    vjp=_split,
+    like="np.concatenate(xs, axis=axis)",
+    cases=[
+        ([(2, 3), (1, 3)], {"axis": 0}),
+        ([(2, 3), (2, 2), (2, 1)], {"axis": -1}),
+        ([(2,), (2, 2)], {"axis": None}),
+    ],
+    listed=True,
+)
+def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
+    """The tensors joined along an existing axis; None joins them flattened. dtypes are promoted.
+
+    Raises:
+        ValueError: if there is none, or shapes differ outside `axis`.
+    """
+    tensors = _alike("concat", arrays)
+    if axis is None:
+        tensors = [reshape(tensor, (-1,)) if tensor.size else reshape(tensor, (0,)) for tensor in tensors]
+        axis = 0
+    first = tensors[0]
+    if first.ndim == 0:
+        raise ShapeError("`concat` needs at least 1 dimension; found 0-d tensors (use `stack`)")
+    k = normal_axis("concat", axis, first.ndim)
+    shapes = [tensor._shape for tensor in tensors]
+    if any(len(s) != first.ndim or s[:k] + s[k + 1 :] != first._shape[:k] + first._shape[k + 1 :] for s in shapes):
+        raise ShapeError(f"`concat` along axis {k} needs equal lengths on the other axes; found shapes {shapes}")
+    return run("concat", tensors, axis=k)
+
+
+@composed(
+    like="np.stack(xs, axis=axis)",
+    cases=[([(2, 3), (2, 3)], {"axis": 0}), ([(2,), (2,), (2,)], {"axis": -1})],
+    listed=True,
+)
+def stack(arrays: Sequence[Any], /, *, axis: int = 0) -> Tensor:
+    """The tensors, of equal shape, joined along a new axis at position `axis` of the result. dtypes are promoted.
+
+    Raises:
+        ValueError: if there is none, or shapes differ.
+    """
+    tensors = _alike("stack", arrays)
+    shapes = [tensor._shape for tensor in tensors]
+    if len(set(shapes)) != 1:
+        raise ShapeError(f"`stack` needs equal shapes; found {shapes}")
+    k = normal_axis("stack", axis, len(shapes[0]) + 1)
+    return concat([expand_dims(tensor, axis=k) for tensor in tensors], axis=k)
+
+
+def _alike(op: str, arrays: Any) -> list[Tensor]:
+    """The arguments of a joining operation, at least one, in their common dtype."""
+    if isinstance(arrays, Tensor) or not isinstance(arrays, (tuple, list)):
+        raise DTypeError(f"`{op}` needs a list or tuple of tensors; found {type(arrays).__name__}")
+    if not arrays:
+        raise ArgumentError(f"`{op}` needs at least one tensor; found none")
+    tensors = [argument(op, one) for one in arrays]
+    dtype = as_dtype(op, np.result_type(*(tensor._dtype for tensor in tensors)))
+    return [tensor if tensor._dtype is dtype else astype(tensor, dtype) for tensor in tensors]
+
+
+@structural(
+    forward=lambda x, axes: np.flip(x, axes),
+    vjp=lambda ct, call: [flip(ct, axis=call.params["axes"])],
+    like="np.flip(x, axis)",
+    cases=[([(2, 3)], {"axis": None}), ([(2, 3)], {"axis": -1}), ([(2, 3, 2)], {"axis": (0, 2)})],
+)
+def flip(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Tensor:
+    """X with the order of elements reversed along `axis` (None: along every axis); a view."""
+    x = argument("flip", x)
+    return run("flip", [x], axes=normal_axes("flip", axis, x.ndim))
+
+
+def _unroll(ct: Tensor, call: Any) -> list[Tensor]:
+    return [run("roll", [ct], shift=tuple(-s for s in call.params["shift"]), axes=call.params["axes"])]
+
+
+@structural(
+    forward=lambda x, shift, axes: np.roll(x, shift, axes),
+    vjp=_unroll,
+    like="np.roll(x, shift, axis)",
+    cases=[
+        ([(5,)], {"shift": 2, "axis": 0}),
+        ([(2, 3)], {"shift": -1, "axis": None}),
+        ([(2, 3)], {"shift": (1, 2), "axis": (0, 1)}),
+    ],
+)
+def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...] | None = None) -> Tensor:
+    """X with its elements shifted along `axis`, those pushed out coming in again; None rolls it flattened."""
+    x = argument("roll", x)
+    if axis is None:
+        return reshape(roll(reshape(x, (x.size,)), shift, axis=0), x._shape)
+    axes = normal_axes("roll", axis, x.ndim)
+    shifts = shift if isinstance(shift, tuple) else (shift,) * len(axes)
+    if len(shifts) != len(axes):
+        raise ShapeError(f"`roll` got {len(shifts)} shifts for {len(axes)} axes; needed is one for each")
+    return run("roll", [x], shift=tuple(int(s) for s in shifts), axes=axes)

@@ -1,0 +1,209 @@
+"""The update rules, as expressions of scalars, and the loop over parameters.
+
+An update reads the parameter, its gradient and the state, and writes a new array for the parameter, which then
+replaces the old one: whatever a graph saved of the old values stays as it was. State is updated in place. Numbers
+that change from step to step, such as the learning rate, are arguments of the kernel, so changing them compiles nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from sweepgrad.errors import ArgumentError, DTypeError, VariableError
+from sweepgrad.kernels.expr import Expr, symbol
+from sweepgrad.ops.elementwise import sqrt
+from sweepgrad.ops.plan import Loop
+from sweepgrad.tensor import Array, Tensor, flat
+
+
+class Optimizer:
+    """What all optimisers share: the parameters, `zero_grad`, and a `step` over those that have a gradient.
+
+    A subclass names its state arrays and its numbers, and gives the update as an expression.
+    """
+
+    state_names: tuple[str, ...] = ()
+    """Arrays kept for each parameter, of its shape, zero at first."""
+    number_names: tuple[str, ...] = ()
+    """Numbers handed to the kernel at each step."""
+
+    def __init__(self, params: Iterable[Tensor], lr: float) -> None:
+        if isinstance(params, Tensor):
+            raise DTypeError(f"`{type(self).__name__}` needs an iterable of tensors; found one tensor: put it in a list")
+        self.params = list(params)
+        if not self.params:
+            raise ArgumentError(f"`{type(self).__name__}` got no parameters")
+        for param in self.params:
+            if not isinstance(param, Tensor):
+                raise DTypeError(f"`{type(self).__name__}` needs tensors; found {type(param).__name__}")
+            if not param.is_variable:
+                raise VariableError(
+                    f"`{type(self).__name__}` needs variables; found a tensor of shape {param.shape} that "
+                    f"{'is the result of an operation' if param.requires_grad else 'does not require a gradient'}"
+                )
+        if len({id(param) for param in self.params}) != len(self.params):
+            raise ArgumentError(f"`{type(self).__name__}` got a parameter twice")
+        self.lr = self._checked("lr", lr, 0.0, float("inf"))
+        self.steps = 0
+        self._state: list[tuple[Array, ...] | None] = [None] * len(self.params)
+        self._loops: dict[str, Loop] = {}
+
+    def _checked(self, name: str, value: float, low: float, high: float) -> float:
+        if not isinstance(value, (int, float)) or not low <= value < high:
+            raise ArgumentError(f"`{type(self).__name__}` got {name}={value!r}; needed is {low} <= {name} < {high}")
+        return float(value)
+
+    def zero_grad(self) -> None:
+        """Set the gradient of every parameter to None."""
+        for param in self.params:
+            param.grad = None
+
+    def step(self) -> None:
+        """Update every parameter that has a gradient."""
+        self.steps += 1
+        numbers = self.numbers()
+        for k, param in enumerate(self.params):
+            gradient = param.grad
+            if gradient is None:
+                continue
+            state = self._state[k]
+            if state is None:
+                state = self._state[k] = tuple(np.zeros(param.size, param.dtype) for _ in self.state_names)
+            updated = np.empty(param.size, param.dtype)
+            loop = self._loops.get(param.dtype.name)
+            if loop is None:
+                loop = self._loops[param.dtype.name] = self._loop(param.dtype.name)
+            loop.kernel(updated.size)(flat(param), flat(gradient), *state, *numbers, updated, *state)
+            param._replace(updated)
+
+    def _loop(self, dtype: str) -> Loop:
+        names = ["p", "g", *self.state_names]
+        inputs = [(name, "v", dtype) for name in names] + [(name, "s", dtype) for name in self.number_names]
+        outputs = self.update(*(symbol(name) for name in [*names, *self.number_names]))
+        return Loop(f"{type(self).__name__} update", outputs, inputs, dtype, dtype)
+
+    def numbers(self) -> tuple[float, ...]:
+        """The values of `number_names` for this step."""
+        raise NotImplementedError
+
+    def update(self, *values: Expr) -> tuple[Expr, ...]:
+        """The new parameter and the new state, from p, g, the state and the numbers."""
+        raise NotImplementedError
+
+
+class SGD(Optimizer):
+    """Gradient descent with optional momentum.
+
+    v = momentum * v + g;  p = p - lr * v
+
+    Args:
+        params: variables to update.
+        lr: learning rate.
+        momentum: share of the last step's direction that is kept, 0 <= momentum < 1.
+
+    Example:
+        >>> import sweepgrad as sg
+        >>> w = sg.asarray([1.0, 2.0], requires_grad=True)
+        >>> optimizer = sg.optim.SGD([w], lr=0.1)
+        >>> (w * w).sum().backward()
+        >>> optimizer.step()
+        >>> w
+        Tensor([0.8, 1.6], requires_grad=True)
+    """
+
+    number_names = ("lr", "momentum")
+
+    def __init__(self, params: Iterable[Tensor], lr: float, *, momentum: float = 0.0) -> None:
+        super().__init__(params, lr)
+        self.momentum = self._checked("momentum", momentum, 0.0, 1.0)
+        if momentum:
+            self.state_names = ("v",)
+
+    def numbers(self) -> tuple[float, ...]:
+        """Learning rate and momentum."""
+        return self.lr, self.momentum
+
+    def update(self, *values: Expr) -> tuple[Expr, ...]:
+        """One step."""
+        if not self.state_names:
+            p, g, lr, _ = values
+            return (p - lr * g,)
+        p, g, v, lr, momentum = values
+        v = momentum * v + g
+        return p - lr * v, v
+
+
+class Adam(Optimizer):
+    """Adam: steps scaled by running means of the gradient and of its square.
+
+    Source: Kingma and Ba, arXiv:1412.6980, algorithm 1; with `weight_decay`, decay * p is added to the gradient.
+
+    Args:
+        params: variables to update.
+        lr: learning rate.
+        betas: how much of the two running means is kept at each step, 0 <= beta < 1.
+        eps: added to the denominator.
+        weight_decay: factor of the L2 penalty's gradient.
+    """
+
+    state_names = ("m", "v")
+    number_names = ("lr", "beta1", "beta2", "eps", "decay", "bias1", "bias2")
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, lr)
+        self.betas = (self._checked("beta1", betas[0], 0.0, 1.0), self._checked("beta2", betas[1], 0.0, 1.0))
+        self.eps = self._checked("eps", eps, 0.0, float("inf"))
+        self.weight_decay = self._checked("weight_decay", weight_decay, 0.0, float("inf"))
+
+    def numbers(self) -> tuple[float, ...]:
+        """The settings, and how much of the two means is still missing since they began at zero."""
+        beta1, beta2 = self.betas
+        return self.lr, beta1, beta2, self.eps, self.weight_decay, 1 - beta1**self.steps, 1 - beta2**self.steps
+
+    def update(self, *values: Expr) -> tuple[Expr, ...]:
+        """One step."""
+        p, g, m, v, lr, beta1, beta2, eps, decay, bias1, bias2 = values
+        return self._moved(p, g + decay * p, (m, v), (lr, beta1, beta2, eps, bias1, bias2))
+
+    def _moved(
+        self, start: Expr, g: Expr, state: tuple[Expr, Expr], numbers: tuple[Expr, ...]
+    ) -> tuple[Expr, ...]:
+        """`start` moved by the gradient `g`, and the new means."""
+        m, v = state
+        lr, beta1, beta2, eps, bias1, bias2 = numbers
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * (g * g)
+        return start - lr * (m / bias1) / (sqrt(v / bias2) + eps), m, v
+
+
+class AdamW(Adam):
+    """Adam with weight decay applied to the parameter itself rather than through the gradient.
+
+    Source: Loshchilov and Hutter, arXiv:1711.05101.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 1e-3,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        super().__init__(params, lr, betas=betas, eps=eps, weight_decay=weight_decay)
+
+    def update(self, *values: Expr) -> tuple[Expr, ...]:
+        """One step."""
+        p, g, m, v, lr, beta1, beta2, eps, decay, bias1, bias2 = values
+        return self._moved(p - lr * decay * p, g, (m, v), (lr, beta1, beta2, eps, bias1, bias2))

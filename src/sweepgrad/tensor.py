@@ -1,0 +1,515 @@
+"""The tensor: an immutable array, and its handle on a node of the graph. No arithmetic; `ops.operators` attaches that.
+
+Guarantees
+- A tensor's elements never change. Arrays are copied on the way in unless they are read-only, and go out read-only, so
+  what a rule saved is what the operation saw. An optimiser's update gives a variable a new array.
+- Dropping a tensor appends its node to the registry's queue and does nothing else.
+
+Data is kept flat, as a contiguous 1-d array in C order beside the shape, since that is what kernels take; a view with
+other strides is kept as it is. All other modules read it through `flat` and `dense`.
+"""
+
+import gc
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from sweepgrad.errors import DTypeError, ImmutableError, NotTrackedError, ShapeError, VariableError
+from sweepgrad.graph import process
+from sweepgrad.graph.backward import PULLBACK, REPLAY, backward
+from sweepgrad.graph.node import VARIABLE, Node
+
+if TYPE_CHECKING:
+    from sweepgrad.attached import Attached as _Operators
+else:
+    _Operators = object
+
+Array = npt.NDArray[Any]
+DType = np.dtype[Any]
+
+FLOATS: tuple[DType, ...] = (np.dtype(np.float32), np.dtype(np.float64))
+DTYPES: dict[str, DType] = {
+    name: np.dtype(name)
+    for name in (
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float32",
+        "float64",
+    )
+}
+
+_registry = process.registry
+_dropped = process.registry.dropped.append
+_new: Callable[[type["Tensor"]], "Tensor"] = object.__new__
+
+
+class Tensor(_Operators):
+    """An immutable n-dimensional array that can take part in differentiation.
+
+    Made by `asarray` and the other creation functions, or as the result of an operation.
+    """
+
+    __slots__ = ("__weakref__", "_array", "_dtype", "_flat", "_grad", "_node", "_shape")
+
+    _flat: Array | None
+    _array: Array | None
+    _shape: tuple[int, ...]
+    _dtype: DType
+    _node: Node | None
+    _grad: "Tensor | None"
+
+    __array_ufunc__ = None  # so that `ndarray * tensor` asks the tensor
+    __hash__ = object.__hash__  # by identity: `==` compares elements
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: tensors come from `asarray` and from operations."""
+        raise DTypeError("`Tensor` is not called directly; make one with `sweepgrad.asarray(data, requires_grad=...)`")
+
+    def __init_subclass__(cls) -> None:
+        raise DTypeError("`Tensor` cannot be subclassed; write functions that take tensors instead")
+
+    def __del__(self) -> None:
+        # The garbage collector may run this anywhere, also on a thread that holds the registry's lock: it must not
+        # do anything but append. A tensor whose construction was interrupted has no `_node`.
+        try:
+            node = self._node
+        except AttributeError:
+            return
+        if node is not None:
+            _dropped(node)
+
+    # --- what it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Length of each axis."""
+        return self._shape
+
+    @property
+    def dtype(self) -> DType:
+        """NumPy dtype of the elements."""
+        return self._dtype
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self._shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self._shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return self.size * int(self._dtype.itemsize)
+
+    @property
+    def device(self) -> str:
+        """Where the elements are: `"cpu"`."""
+        return "cpu"
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether a backward pass can run through this tensor."""
+        return self._node is not None
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether this tensor was made with `requires_grad=True`, rather than computed."""
+        return self._node is not None and self._node.rule is VARIABLE
+
+    @property
+    def grad(self) -> "Tensor | None":
+        """The accumulated gradient of a variable, or of a tensor after `retain_grad()`; None before any."""
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: "Tensor | None") -> None:
+        if value is not None:
+            if not isinstance(value, Tensor):
+                raise DTypeError(f"`grad` must be a Tensor or None; found {type(value).__name__}")
+            _check_like("grad", value, self)
+        with _registry.lock:
+            self._grad = value
+
+    # --- its elements -----------------------------------------------------------------------------------------------
+
+    def numpy(self) -> Array:
+        """The elements as a read-only NumPy array that shares memory with this tensor; `.copy()` it to write.
+
+        Example:
+            >>> import sweepgrad as sg
+            >>> sg.asarray([1.0, 2.0]).numpy()
+            array([1., 2.])
+        """
+        view = dense(self).view()
+        view.flags.writeable = False
+        return view
+
+    def item(self) -> float | int | bool:
+        """The only element, as a Python number.
+
+        Raises:
+            ValueError: if there is not exactly one element.
+        """
+        array = dense(self)
+        if array.size != 1:
+            raise ShapeError(f"`item` needs a tensor with one element; found shape {self._shape}")
+        return array.item()  # type: ignore[no-any-return]
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python numbers, or one number for 0 dimensions."""
+        return dense(self).tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        if self._node is not None:
+            raise VariableError(
+                "a tensor that requires a gradient is not converted to a NumPy array implicitly, since the array would "
+                "silently leave the graph; use `t.numpy()` or `t.detach()`, or `stack` and `concat` to join tensors"
+            )
+        array = self.numpy()
+        if dtype is not None and np.dtype(dtype) != array.dtype:
+            if copy is False:
+                raise ShapeError(f"`__array__` cannot convert {array.dtype} to {np.dtype(dtype)} without a copy")
+            return array.astype(dtype)
+        return array.copy() if copy else array
+
+    def __len__(self) -> int:
+        if not self._shape:
+            raise DTypeError("`len` of a 0-d tensor: it has no axis")
+        return self._shape[0]
+
+    def __bool__(self) -> bool:
+        return bool(self._single("bool"))
+
+    def __float__(self) -> float:
+        return float(self._single("float"))
+
+    def __int__(self) -> int:
+        return int(self._single("int"))
+
+    def __index__(self) -> int:
+        if self._dtype.kind not in "iu" or self._shape:
+            raise DTypeError(f"only a 0-d integer tensor is an index; found shape {self._shape}, {self._dtype}")
+        return int(self.item())
+
+    def _single(self, what: str) -> float | int | bool:
+        if self.size != 1:
+            hint = "; use `any` or `all`" if what == "bool" else ""
+            raise ShapeError(f"`{what}` needs a tensor with one element; found shape {self._shape}{hint}")
+        return self.item()
+
+    def __setitem__(self, key: object, value: object) -> NoReturn:
+        raise ImmutableError(
+            "tensors are immutable, so that saved values stay true: build a new one, "
+            "for example with `where(mask, value, t)` or `concat`"
+        )
+
+    def __repr__(self) -> str:
+        text = np.array2string(dense(self), separator=", ", prefix="Tensor(")
+        dtype = "" if self._dtype in (np.float64, np.int64, np.bool_) else f", dtype={self._dtype}"
+        if self._node is None:
+            return f"Tensor({text}{dtype})"
+        rule = self._node.rule
+        origin = ", requires_grad=True" if rule is VARIABLE else f", op={rule.name}"
+        return f"Tensor({text}{dtype}{origin})"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec and self.size == 1 else format(repr(self), spec)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self._node is not None and not self.is_variable:
+            raise VariableError(
+                f"the result of `{self._node.rule.name}` is part of a graph, which is not copied or pickled; "
+                "use `t.detach()`"
+            )
+        return _rebuild, (dense(self).copy(), self._node is not None)
+
+    # --- its place in the graph -------------------------------------------------------------------------------------
+
+    def requires_grad_(self, requires_grad: bool = True) -> "Tensor":
+        """Make this tensor a variable, or a plain tensor again; returns it.
+
+        Raises:
+            TypeError: if the dtype is not a float.
+            RuntimeError: if it is the result of a tracked operation and `requires_grad` is False.
+        """
+        if requires_grad and self._node is None:
+            _make_variable(self)
+        elif not requires_grad and self._node is not None:
+            if not self.is_variable:
+                raise VariableError(
+                    f"`requires_grad_(False)` on the result of `{self._node.rule.name}`: only variables can be "
+                    "changed; use `t.detach()`"
+                )
+            node, self._node = self._node, None
+            _dropped(node)
+        return self
+
+    def detach(self) -> "Tensor":
+        """A tensor with the same elements that is not part of any graph; nothing is copied."""
+        return make(self._flat, self._array, self._shape, self._dtype, None)
+
+    def copy_(self, source: "Tensor | Array | float") -> "Tensor":
+        """Give this variable or plain tensor new elements: what an optimiser's step does. Returns this tensor.
+
+        Graphs that were built from it before keep the values they saw.
+
+        Args:
+            source: broadcast to this tensor's shape and converted to its dtype.
+
+        Raises:
+            RuntimeError: if it is the result of a tracked operation.
+            ValueError: if `source` does not broadcast to this shape.
+        """
+        if self._node is not None and not self.is_variable:
+            raise VariableError(f"`copy_` into the result of `{self._node.rule.name}`: only variables can be changed")
+        given = dense(source) if isinstance(source, Tensor) else np.asarray(source)
+        try:
+            array = np.array(np.broadcast_to(given, self._shape), dtype=self._dtype, order="C")
+        except ValueError:
+            raise ShapeError(f"`copy_` cannot broadcast shape {given.shape} to {self._shape}") from None
+        self._replace(array.reshape(-1))
+        return self
+
+    def _replace(self, flat: Array) -> None:
+        """Take `flat`, which nobody else may write to, as the elements."""
+        dense(self)  # so that `_array` is set, and a reader on another thread does not set it after us
+        self._flat = flat
+        self._array = flat.reshape(self._shape)
+
+    def backward(
+        self,
+        gradient: "Tensor | Array | float | None" = None,
+        *,
+        retain_graph: bool = False,
+        create_graph: bool = False,
+    ) -> None:
+        """Add d self / d v to the `grad` of every living variable v from which this tensor was computed.
+
+        If anything raises on the way, a hook included, every `grad` and the graph stay as they were.
+
+        Args:
+            gradient: cotangent of this tensor, of its shape; needed unless the tensor has one element.
+            retain_graph: keep what the operations saved, so that backward can run through them again.
+            create_graph: make the gradients differentiable themselves; keeps the graph as well.
+
+        Raises:
+            RuntimeError: if this tensor is not tracked (`NotTrackedError`), or needs an operation that an earlier
+                pass consumed (`GraphConsumedError`).
+            ValueError: if `gradient` is missing or has the wrong shape.
+
+        Example:
+            >>> import sweepgrad as sg
+            >>> x = sg.asarray([1.0, 2.0], requires_grad=True)
+            >>> (x * x).sum().backward()
+            >>> x.grad
+            Tensor([2., 4.])
+        """
+        node = self._node
+        if node is None:
+            raise NotTrackedError(
+                "`backward` on a tensor that is not tracked: nothing it was computed from requires a gradient, or it "
+                "was made under `no_grad` or by `detach`; make the inputs with requires_grad=True"
+            )
+        ct = cotangent(self, gradient)
+        if not create_graph:
+            ct = ct.detach() if ct._node is not None else ct
+        backward(
+            _registry,
+            node,
+            ct,
+            method=REPLAY if create_graph else PULLBACK,
+            retain_graph=retain_graph or create_graph,
+        )
+
+    def retain_grad(self) -> None:
+        """Let backward passes set `grad` on this tensor although it is not a variable.
+
+        Raises:
+            RuntimeError: if the tensor is not tracked.
+        """
+        _registry.extra(self._tracked("retain_grad")).owner = weakref.ref(self)
+
+    def register_hook(self, hook: "Callable[[Tensor], Tensor | None]") -> "HookHandle":
+        """Call `hook(cotangent)` when a backward pass has this tensor's whole cotangent; returns a removable handle.
+
+        What the hook returns, unless None, replaces the cotangent: a tensor of the same shape and dtype.
+
+        Raises:
+            RuntimeError: if the tensor is not tracked.
+
+        Example:
+            >>> import sweepgrad as sg
+            >>> x = sg.ones((2,), requires_grad=True)
+            >>> handle = x.register_hook(lambda ct: ct * 10.0)
+            >>> x.sum().backward()
+            >>> x.grad
+            Tensor([10., 10.])
+            >>> handle.remove()
+        """
+        if not callable(hook):
+            raise DTypeError(f"`register_hook` needs a function; found {type(hook).__name__}")
+        node = self._tracked("register_hook")
+        handle = HookHandle(_registry.extra(node).hooks)
+        with _registry.lock:
+            handle._hooks[id(handle)] = _Hook(hook, self._shape, self._dtype)
+        return handle
+
+    def _tracked(self, name: str) -> Node:
+        if self._node is None:
+            raise NotTrackedError(f"`{name}` on a tensor that is not tracked: it was not computed from any variable")
+        return self._node
+
+
+class HookHandle:
+    """What `register_hook` returns; `remove()` takes the hook away, and so does leaving a `with` block."""
+
+    def __init__(self, hooks: dict[int, Callable[[Any], Any]]) -> None:
+        self._hooks = hooks
+
+    def remove(self) -> None:
+        """Take the hook away; a second call does nothing."""
+        with _registry.lock:
+            self._hooks.pop(id(self), None)
+
+    def __enter__(self) -> "HookHandle":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
+
+class _Hook:
+    """A user's hook, with a check of what it returns."""
+
+    __slots__ = ("dtype", "function", "shape")
+
+    def __init__(self, function: Callable[[Tensor], Tensor | None], shape: tuple[int, ...], dtype: DType) -> None:
+        self.function = function
+        self.shape = shape
+        self.dtype = dtype
+
+    def __call__(self, ct: Tensor) -> Tensor | None:
+        changed = self.function(ct)
+        if changed is None:
+            return None
+        if not isinstance(changed, Tensor) or changed._shape != self.shape or changed._dtype != self.dtype:
+            found = f"{changed._shape} {changed._dtype}" if isinstance(changed, Tensor) else type(changed).__name__
+            raise ShapeError(
+                f"the hook {self.function!r} returned {found}; needed is None or a tensor {self.shape} {self.dtype}"
+            )
+        return changed
+
+
+# --- for the other modules ------------------------------------------------------------------------------------------
+
+
+def make(flat: Array | None, array: Array | None, shape: tuple[int, ...], dtype: DType, node: Node | None) -> Tensor:
+    """A tensor from its parts, unchecked. With a node, the tensor is the handle that the node counts as its first."""
+    tensor = _new(Tensor)
+    tensor._node = node
+    tensor._flat = flat
+    tensor._array = array
+    tensor._shape = shape
+    tensor._dtype = dtype
+    tensor._grad = None
+    return tensor
+
+
+def wrap(array: Array, node: Node | None = None) -> Tensor:
+    """A tensor around `array`, which nobody else may write to from now on."""
+    dtype = DTYPES[array.dtype.name]
+    return make(array.reshape(-1) if array.flags.c_contiguous else None, array, array.shape, dtype, node)
+
+
+def attach(tensor: Tensor, node: Node) -> Tensor:
+    """A second handle on `node`, with the elements of `tensor`: how a rule sees its inputs when it is replayed."""
+    _registry.share(node)
+    return make(tensor._flat, tensor._array, tensor._shape, tensor._dtype, node)
+
+
+def dense(tensor: Tensor) -> Array:
+    """The elements as an n-dimensional array, contiguous or strided, which must not be written to."""
+    array = tensor._array
+    if array is None:
+        assert tensor._flat is not None
+        array = tensor._array = tensor._flat.reshape(tensor._shape)
+    return array
+
+
+def flat(tensor: Tensor) -> Array:
+    """The elements as a contiguous 1-d array in C order, copied if the tensor is a strided view."""
+    if tensor._flat is not None:
+        return tensor._flat
+    return np.ascontiguousarray(dense(tensor)).reshape(-1)
+
+
+def variable(tensor: Tensor) -> Tensor:
+    """A new variable with the elements of `tensor`."""
+    return _make_variable(tensor.detach())
+
+
+def _make_variable(tensor: Tensor) -> Tensor:
+    if tensor._dtype not in FLOATS:
+        raise DTypeError(
+            f"`requires_grad` needs a float dtype; found {tensor._dtype}: only float32 and float64 have derivatives"
+        )
+    node = Node(VARIABLE, (), (), 0, tensor._shape, tensor._dtype)
+    _registry.extra(node).owner = weakref.ref(tensor)
+    tensor._node = node
+    _registry.register(node)
+    return tensor
+
+
+def cotangent(result: Tensor, gradient: object) -> Tensor:
+    """`gradient` as a tensor like `result`; ones where it is None and `result` has one element."""
+    if gradient is None:
+        if result.size != 1:
+            raise ShapeError(
+                f"`backward` on a tensor of shape {result._shape} needs a `gradient` of that shape; "
+                "only a tensor with one element has a default (reduce it first, for example with `sum()`)"
+            )
+        return make(np.ones(1, result._dtype), None, result._shape, result._dtype, None)
+    if not isinstance(gradient, Tensor):
+        try:
+            gradient = wrap(np.array(gradient, dtype=result._dtype, order="C"))
+        except (TypeError, ValueError) as error:
+            raise DTypeError(
+                f"`gradient` must be a tensor or an array of shape {result._shape}; found {type(gradient).__name__}"
+            ) from error
+    _check_like("gradient", gradient, result)
+    return gradient
+
+
+def _check_like(name: str, value: Tensor, like: Tensor) -> None:
+    if value._shape != like._shape:
+        raise ShapeError(f"`{name}` has shape {value._shape}; needed is the tensor's own shape {like._shape}")
+    if value._dtype != like._dtype:
+        raise DTypeError(f"`{name}` has dtype {value._dtype}; needed is the tensor's own dtype {like._dtype}")
+
+
+def _rebuild(array: Array, requires_grad: bool) -> Tensor:
+    tensor = wrap(array)
+    return _make_variable(tensor) if requires_grad else tensor
+
+
+def _find_handles() -> Mapping[Node, int]:
+    return Counter(tensor._node for tensor in gc.get_objects() if type(tensor) is Tensor and tensor._node is not None)
+
+
+process.find_handles = _find_handles

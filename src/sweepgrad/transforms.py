@@ -1,0 +1,128 @@
+"""Functional differentiation: a function in, the function of its gradient out.
+
+Gradients are computed for the arguments themselves, so no tensor's `grad` is touched. The arguments enter as new
+variables, or, where they are tracked already, as new nodes above them; so transforms nest, and what `f` captures from
+outside stays differentiable by whoever is outside.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sweepgrad.errors import ArgumentError, DTypeError, ShapeError
+from sweepgrad.grad_mode import enable_grad, mode
+from sweepgrad.graph import process
+from sweepgrad.graph.backward import PULLBACK, REPLAY, gradients, reachable
+from sweepgrad.graph.node import VARIABLE
+from sweepgrad.ops.creation import asarray, zeros_like
+from sweepgrad.ops.elementwise import positive
+from sweepgrad.tensor import FLOATS, Tensor, cotangent, variable
+
+
+def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
+    """The function that computes the gradient of `f`, a function with a result of one element.
+
+    Args:
+        f: takes tensors, arrays or numbers and returns a tensor with one element.
+        argnums: position of the argument by which to differentiate, or several positions.
+
+    Returns:
+        A function of the same arguments: the gradient as a tensor of the argument's shape and dtype, or a tuple of
+        them where `argnums` is a sequence.
+
+    Raises:
+        ValueError: from the returned function, if the result of `f` has several elements or `argnums` does not fit.
+        TypeError: if an argument to differentiate by is not a float, or `f` does not return a tensor.
+
+    Example:
+        >>> import sweepgrad as sg
+        >>> sg.grad(lambda x: (x * x * x).sum())([1.0, 2.0])
+        Tensor([ 3., 12.])
+        >>> sg.grad(sg.grad(lambda x: x * x * x))(2.0)
+        Tensor(12.)
+    """
+    both = value_and_grad(f, argnums)
+
+    @functools.wraps(f)
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        return both(*args, **kwargs)[1]
+
+    return gradient
+
+
+def value_and_grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., tuple[Tensor, Any]]:
+    """Like `grad`, but the returned function gives the pair (value of `f`, gradient).
+
+    Example:
+        >>> import sweepgrad as sg
+        >>> sg.value_and_grad(lambda x: (x * x).sum())([1.0, 2.0])
+        (Tensor(5.), Tensor([2., 4.]))
+    """
+    if not callable(f):
+        raise DTypeError(f"`grad` needs a function; found {type(f).__name__}")
+    positions = _positions(argnums)
+
+    @functools.wraps(f)
+    def both(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        recording = mode.enabled
+        inputs = list(args)
+        for k in positions:
+            if not -len(args) <= k < len(args):
+                raise ArgumentError(f"`grad` got argnums={argnums} for {len(args)} positional arguments")
+            inputs[k] = _entered(args[k], k)
+        with enable_grad():
+            value = f(*inputs, **kwargs)
+        value, found = _differentiated(value, [inputs[k] for k in positions], recording)
+        return value, (found[0] if isinstance(argnums, int) else tuple(found))
+
+    return both
+
+
+def _positions(argnums: int | Sequence[int]) -> tuple[int, ...]:
+    try:
+        positions = (operator.index(argnums),) if isinstance(argnums, int) else tuple(map(operator.index, argnums))
+    except TypeError:
+        raise DTypeError(f"`grad` needs argnums as an integer or several; found {argnums!r}") from None
+    if len(set(positions)) != len(positions) or not positions:
+        raise ArgumentError(f"`grad` needs argnums that differ, at least one; found {argnums!r}")
+    return positions
+
+
+def _entered(arg: Any, position: int) -> Tensor:
+    """The argument as a tensor with a node of its own."""
+    tensor = arg if isinstance(arg, Tensor) else asarray(arg)
+    if tensor.dtype not in FLOATS:
+        raise DTypeError(
+            f"`grad` by argument {position} needs a float dtype; found {tensor.dtype}: convert it, as in 2.0 for 2"
+        )
+    if not tensor.requires_grad:
+        return variable(tensor)
+    with enable_grad():
+        return positive(tensor)  # type: ignore[no-any-return]
+
+
+def _differentiated(value: Any, inputs: list[Tensor], recording: bool) -> tuple[Tensor, list[Tensor]]:
+    """The value and its gradients by `inputs`, both still in the graph if the caller can differentiate them further."""
+    if not isinstance(value, Tensor):
+        raise DTypeError(f"`grad` needs a function that returns a tensor; found {type(value).__name__}")
+    if value.size != 1:
+        raise ShapeError(f"`grad` needs a function with a result of one element; found shape {value.shape}")
+    root = value._node
+    if root is None:
+        return value, [zeros_like(one) for one in inputs]
+    nodes = [one._node for one in inputs if one._node is not None]
+    own = {node for node in nodes if node.rule is VARIABLE}
+    outside = recording and any(node.rule is VARIABLE and node not in own for node in reachable(root))
+    cts = gradients(
+        process.registry,
+        root,
+        cotangent(value, None),
+        nodes,
+        method=REPLAY if outside else PULLBACK,
+        retain_graph=outside,
+    )
+    found = [cts[node] if node in cts else zeros_like(one) for node, one in zip(nodes, inputs, strict=True)]
+    return (value if outside else value.detach()), found

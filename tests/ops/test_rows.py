@@ -1,0 +1,235 @@
+"""Walks the table of all operations: value, first and second derivative, over layouts and dtypes.
+
+Values are compared with the NumPy or SciPy expression in the row, derivatives with central differences of the
+operation itself, at random points of the row's domain.
+"""
+
+import inspect
+import zlib
+
+import numpy as np
+import pytest
+from scipy import special
+
+import sweepgrad as sg
+from sweepgrad.ops.indexing import scatter
+from sweepgrad.ops.op import OPS, Elementwise
+from sweepgrad.ops.structural import Composed, Structural
+
+SHAPE = (3, 4)
+
+ELEMENTWISE = [row for row in OPS.values() if isinstance(row, Elementwise)]
+WHOLE = [(row, case) for row in OPS.values() if isinstance(row, Composed) for case in row.cases]
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "transposed": lambda x: np.ascontiguousarray(x.T).T,
+    "negative stride": lambda x: np.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1],
+    "row": lambda x: x[:1],
+    "column": lambda x: x[:, :1],
+    "one": lambda x: x[:1, :1],
+    "0-d": lambda x: x[0, 0],
+    "empty": lambda x: x[:0],
+    "broadcast": lambda x: np.broadcast_to(x[0, :2, None, None, None], (2, 3, 2, 2)[:4]),
+}
+
+
+def rng_of(*names):
+    return np.random.default_rng(zlib.crc32(repr(names).encode()))
+
+
+def frozen(array):
+    """The array as it is, strides and all, and read-only so that `asarray` shares it."""
+    array = np.asarray(array)
+    base = array
+    while isinstance(base, np.ndarray):
+        base.flags.writeable = False
+        base = base.base
+    return array
+
+
+def sample(row, rng, dtype="float64"):
+    """Random inputs of an elementwise row, of shape SHAPE."""
+    values = [rng.uniform(low, high, SHAPE) for low, high in row.domain]
+    if row.accepts == "bits":
+        return [rng.integers(0, 100, SHAPE) for _ in values]
+    if row.result == "bool":
+        values = [np.round(value) for value in values]  # so that some are equal
+    arrays = [value.astype(dtype) for value in values]
+    if row.condition:
+        arrays[0] = rng.random(SHAPE) < 0.5
+    return arrays
+
+
+def reference(row, arrays, params=None):
+    names = {"np": np, "special": special, "xs": arrays, **(params or {})}
+    names |= {"x": arrays[0]} | {f"x{k + 1}": array for k, array in enumerate(arrays)}
+    if row.name == "scatter":
+        names["scatter"] = scattered
+    return eval(row.like, names)
+
+
+def scattered(x, key, shape):
+    out = np.zeros(shape)
+    np.add.at(out, key, x)
+    return out
+
+
+def differences(function, arrays, k, step):
+    """Central differences of sum(function) by each element of input k, in float64."""
+    out = np.zeros(arrays[k].shape)
+    for index in np.ndindex(out.shape):
+        ends = []
+        for sign in (1, -1):
+            moved = [np.array(array, copy=True) for array in arrays]
+            moved[k][index] += sign * step
+            ends.append(function(*moved))
+        out[index] = (ends[0] - ends[1]) / (2 * step)
+    return out
+
+
+def check_derivatives(function, arrays, float_positions, rng, rtol=2e-6):
+    """First and second derivative of `function`, from tensors to one tensor, against central differences."""
+    probe = function(*map(sg.asarray, arrays))
+    weights = rng.standard_normal(probe.shape)
+
+    def weighted(*inputs):
+        return sg.sum(function(*inputs) * weights)
+
+    def value(*moved):
+        return weighted(*map(sg.asarray, moved)).item()
+
+    tensors = [sg.asarray(a, requires_grad=k in float_positions) for k, a in enumerate(arrays)]
+    weighted(*tensors).backward()
+    for k in float_positions:
+        expected = differences(value, arrays, k, 1e-6)
+        np.testing.assert_allclose(tensors[k].grad.numpy(), expected, rtol=rtol, atol=1e-7, err_msg=f"input {k}")
+    second = [rng.standard_normal(np.shape(a)) for a in arrays]
+
+    def slope(*inputs):
+        """The derivative along `second`, whose own derivative is checked next."""
+        gradients = sg.grad(weighted, argnums=tuple(float_positions))(*inputs)
+        total = sg.zeros(())
+        for k, gradient in zip(float_positions, gradients, strict=True):
+            total = total + sg.sum(gradient * second[k])
+        return total
+
+    def slope_value(*moved):
+        return slope(*map(sg.asarray, moved)).item()
+
+    again = sg.grad(slope, argnums=tuple(float_positions))(*map(sg.asarray, arrays))
+    for k, gradient in zip(float_positions, again, strict=True):
+        expected = differences(slope_value, arrays, k, 1e-5)
+        np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-4, atol=1e-5, err_msg=f"second, input {k}")
+    sg.sweep()
+    sg.graph.audit()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("row", ELEMENTWISE, ids=lambda row: row.name)
+def test_value_over_layouts(row, dtype):
+    arrays = sample(row, rng_of(row.name, dtype), dtype)
+    for name, layout in LAYOUTS.items():
+        inputs = [layout(array) for array in arrays]
+        for mixed in [inputs] if row.arity == 1 else [inputs, [arrays[0], *inputs[1:]]]:
+            try:
+                expected = reference(row, mixed)
+            except ValueError:
+                continue  # an empty or 4-d array next to a matrix
+            result = row.function(*(sg.asarray(frozen(array)) for array in mixed))
+            assert result.shape == np.shape(expected), name
+            if row.accepts == "bits" or row.result == "bool":
+                np.testing.assert_array_equal(result.numpy(), expected, err_msg=name)
+            else:
+                assert result.dtype == dtype, name
+                np.testing.assert_allclose(
+                    result.numpy(), expected, rtol=1e-5 if dtype == "float32" else 1e-12, err_msg=name
+                )
+
+
+@pytest.mark.parametrize("row", [row for row in ELEMENTWISE if row.differentiable], ids=lambda row: row.name)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_derivatives_over_layouts(row, layout):
+    rng = rng_of(row.name, layout)
+    arrays = [frozen(LAYOUTS[layout](array)) for array in sample(row, rng)]
+    check_derivatives(row.function, arrays, range(int(row.condition), row.arity), rng)
+    if row.arity > 1 and layout in ("row", "column", "one", "0-d", "transposed"):
+        full = sample(row, rng)
+        for k in range(row.arity):
+            mixed = [array if j == k else arrays[j] for j, array in enumerate(full)]
+            check_derivatives(row.function, mixed, range(int(row.condition), row.arity), rng)
+
+
+@pytest.mark.parametrize("row", [row for row in ELEMENTWISE if row.differentiable], ids=lambda row: row.name)
+def test_gradient_in_float32_is_that_of_float64(row):
+    arrays = sample(row, rng_of(row.name), "float32")
+    positions = range(int(row.condition), row.arity)
+
+    def gradients(dtype):
+        inputs = [
+            sg.asarray(array.astype(dtype) if k in positions else array, requires_grad=k in positions)
+            for k, array in enumerate(arrays)
+        ]
+        row.function(*inputs).sum().backward()
+        return [inputs[k].grad for k in positions]
+
+    for low, high in zip(gradients("float32"), gradients("float64"), strict=True):
+        assert low.dtype == np.float32
+        np.testing.assert_allclose(low.numpy(), high.numpy(), rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("row", [row for row in ELEMENTWISE if row.kink], ids=lambda row: row.name)
+def test_derivative_where_it_is_absent(row):
+    point, expected = row.kink
+    inputs = [sg.asarray(float(value), requires_grad=True) for value in point]
+    row.function(*inputs).backward()
+    assert [x.grad.item() for x in inputs] == list(expected)
+
+
+@pytest.mark.parametrize(("row", "case"), WHOLE, ids=lambda value: getattr(value, "name", ""))
+@pytest.mark.parametrize("layout", ["contiguous", "strided"])
+def test_whole_tensor_operations(row, case, layout):
+    shapes, params = case
+    rng = rng_of(row.name, repr(params), layout)
+    arrays = [rng.uniform(0.3, 2, shape) * rng.choice([-1, 1], shape) for shape in shapes]
+    if layout == "strided":
+        arrays = [frozen(np.flip(np.asfortranarray(np.flip(array)))) for array in arrays]
+
+    def function(*tensors):
+        return row.function(list(tensors), **params) if row.listed else row.function(*tensors, **params)
+
+    expected = reference(row, [a > 0 for a in arrays] if row.name in ("all", "any") else arrays, params)
+    tensors = [sg.asarray(a > 0 if row.name in ("all", "any") else a) for a in arrays]
+    result = function(*tensors)
+    assert result.shape == np.shape(expected)
+    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-12, atol=1e-14)
+    if not (isinstance(row, Structural) and row.vjp is None):
+        check_derivatives(function, arrays, range(len(arrays)), rng)
+
+
+def test_every_public_operation_is_a_row():
+    """Each public function that takes a tensor first is in the table, with a docstring, and the other way round."""
+    first = {"x", "x1", "condition", "arrays"}
+    creation = {"zeros_like", "ones_like", "full_like"}
+    public = {
+        name
+        for name in sg.__all__
+        if inspect.isfunction(function := getattr(sg, name))
+        and next(iter(inspect.signature(function).parameters), None) in first
+    } - creation
+    assert public == set(OPS) - {"getitem", "scatter"}
+    assert all(row.doc and row.like for row in OPS.values())
+    assert OPS["scatter"].function is scatter
+
+
+@pytest.mark.parametrize("row", [row for row in ELEMENTWISE if row.result == "same" and row.arity == 2], ids=lambda r: r.name)
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8"])
+def test_integers_as_in_numpy(row, dtype):
+    rng = rng_of(row.name, dtype)
+    low = 0 if dtype.startswith("u") or row.name == "pow" else -5
+    a = rng.integers(low, 6, SHAPE).astype(dtype)
+    b = rng.integers(1, 4, SHAPE).astype(dtype)
+    result = row.function(sg.asarray(a), sg.asarray(b))
+    expected = reference(row, [a, b])
+    assert result.dtype == expected.dtype == dtype
+    np.testing.assert_array_equal(result.numpy(), expected)
