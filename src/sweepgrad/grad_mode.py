@@ -40,7 +40,8 @@ class _SetMode:
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if not callable(function):
             raise DTypeError(f"`{type(self).__name__}` decorates a function; found {type(function).__name__}")
-        if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        if any(is_kind(function) for is_kind in kinds):
             raise DTypeError(
                 f"`{type(self).__name__}` cannot decorate {function.__name__}, a generator or coroutine, which would "
                 "run in its caller's mode between steps; use `with` inside it"

@@ -20,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sweepgrad.errors import DTypeError, ImmutableError, NotTrackedError, ShapeError, VariableError
+from sweepgrad.grad_mode import mode
 from sweepgrad.graph import process
-from sweepgrad.graph.backward import PULLBACK, REPLAY, backward
+from sweepgrad.graph.backward import REPLAY, Arithmetic, backward
 from sweepgrad.graph.node import VARIABLE, Node
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ DTYPES: dict[str, DType] = {
         "float64",
     )
 }
+
+CANONICAL: dict[DType, DType] = {dtype: dtype for dtype in DTYPES.values()}
+"""The one object that stands for each dtype, so that `is` compares them; a dtype's `name` takes 2 us to look up."""
 
 _registry = process.registry
 _dropped = process.registry.dropped.append
@@ -257,6 +261,7 @@ class Tensor(_Operators):
                     "changed; use `t.detach()`"
                 )
             node, self._node = self._node, None
+            _registry.extra(node).owner = lambda: None  # a graph built before has no gradient for it any more
             _dropped(node)
         return self
 
@@ -306,7 +311,7 @@ class Tensor(_Operators):
         Args:
             gradient: cotangent of this tensor, of its shape; needed unless the tensor has one element.
             retain_graph: keep what the operations saved, so that backward can run through them again.
-            create_graph: make the gradients differentiable themselves; keeps the graph as well.
+            create_graph: make the gradients differentiable themselves, under `no_grad` too; keeps the graph as well.
 
         Raises:
             RuntimeError: if this tensor is not tracked (`NotTrackedError`), or needs an operation that an earlier
@@ -327,15 +332,19 @@ class Tensor(_Operators):
                 "was made under `no_grad` or by `detach`; make the inputs with requires_grad=True"
             )
         ct = cotangent(self, gradient)
-        if not create_graph:
-            ct = ct.detach() if ct._node is not None else ct
-        backward(
-            _registry,
-            node,
-            ct,
-            method=REPLAY if create_graph else PULLBACK,
-            retain_graph=retain_graph or create_graph,
-        )
+        # Whatever the caller's mode: the pass, its hooks and the additions to `grad` are recorded to be differentiated
+        # again, or not at all. Set by hand, since a `with` block costs a microsecond.
+        recording, mode.enabled = mode.enabled, create_graph
+        try:
+            backward(
+                _registry,
+                node,
+                ct if create_graph else flat(ct),
+                arithmetic=REPLAY if create_graph else FIRST_ORDER,
+                retain_graph=retain_graph or create_graph,
+            )
+        finally:
+            mode.enabled = recording
 
     def retain_grad(self) -> None:
         """Let backward passes set `grad` on this tensor although it is not a variable.
@@ -365,9 +374,9 @@ class Tensor(_Operators):
         if not callable(hook):
             raise DTypeError(f"`register_hook` needs a function; found {type(hook).__name__}")
         node = self._tracked("register_hook")
-        handle = HookHandle(_registry.extra(node).hooks)
+        handle = HookHandle(_registry.extra(node).hooks, _Hook(hook, self._shape, self._dtype))
         with _registry.lock:
-            handle._hooks[id(handle)] = _Hook(hook, self._shape, self._dtype)
+            handle._hooks[id(handle._hook)] = handle._hook
         return handle
 
     def _tracked(self, name: str) -> Node:
@@ -379,13 +388,14 @@ class Tensor(_Operators):
 class HookHandle:
     """What `register_hook` returns; `remove()` takes the hook away, and so does leaving a `with` block."""
 
-    def __init__(self, hooks: dict[int, Callable[[Any], Any]]) -> None:
+    def __init__(self, hooks: dict[int, Callable[[Any], Any]], hook: "_Hook") -> None:
         self._hooks = hooks
+        self._hook = hook  # its id is the key, and no other hook's as long as either the handle or the entry lives
 
     def remove(self) -> None:
         """Take the hook away; a second call does nothing."""
         with _registry.lock:
-            self._hooks.pop(id(self), None)
+            self._hooks.pop(id(self._hook), None)
 
     def __enter__(self) -> "HookHandle":
         return self
@@ -433,7 +443,7 @@ def make(flat: Array | None, array: Array | None, shape: tuple[int, ...], dtype:
 
 def wrap(array: Array, node: Node | None = None) -> Tensor:
     """A tensor around `array`, which nobody else may write to from now on."""
-    dtype = DTYPES[array.dtype.name]
+    dtype = CANONICAL[array.dtype]
     return make(array.reshape(-1) if array.flags.c_contiguous else None, array, array.shape, dtype, node)
 
 
@@ -494,6 +504,19 @@ def cotangent(result: Tensor, gradient: object) -> Tensor:
             ) from error
     _check_like("gradient", gradient, result)
     return gradient
+
+
+def _accumulate(total: Array, part: Array) -> Array:
+    return np.add(total, part, total)
+
+
+FIRST_ORDER = Arithmetic(
+    add=np.add,
+    accumulate=_accumulate,
+    deliver=lambda node, ct: make(ct, None, node.shape, node.dtype, None),
+    receive=lambda node, ct: flat(ct),
+)
+"""A pass whose result is not differentiated again: cotangents are flat arrays, which spares a tensor for each."""
 
 
 def _check_like(name: str, value: Tensor, like: Tensor) -> None:

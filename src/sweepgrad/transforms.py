@@ -15,11 +15,11 @@ from typing import Any
 from sweepgrad.errors import ArgumentError, DTypeError, ShapeError
 from sweepgrad.grad_mode import enable_grad, mode
 from sweepgrad.graph import process
-from sweepgrad.graph.backward import PULLBACK, REPLAY, gradients, reachable
+from sweepgrad.graph.backward import REPLAY, gradients, reachable
 from sweepgrad.graph.node import VARIABLE
 from sweepgrad.ops.creation import asarray, zeros_like
 from sweepgrad.ops.elementwise import positive
-from sweepgrad.tensor import FLOATS, Tensor, cotangent, variable
+from sweepgrad.tensor import FIRST_ORDER, FLOATS, Tensor, cotangent, flat, variable
 
 
 def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
@@ -63,27 +63,31 @@ def value_and_grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> C
     """
     if not callable(f):
         raise DTypeError(f"`grad` needs a function; found {type(f).__name__}")
-    positions = _positions(argnums)
+    several = isinstance(argnums, Sequence)
+    positions = _positions(argnums if several else (argnums,))  # type: ignore[arg-type]
 
     @functools.wraps(f)
     def both(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         recording = mode.enabled
         inputs = list(args)
-        for k in positions:
-            if not -len(args) <= k < len(args):
-                raise ArgumentError(f"`grad` got argnums={argnums} for {len(args)} positional arguments")
+        if not all(-len(args) <= k < len(args) for k in positions):
+            raise ArgumentError(f"`grad` got argnums={argnums} for {len(args)} positional arguments")
+        chosen = [k % len(args) for k in positions]
+        if len(set(chosen)) != len(chosen):
+            raise ArgumentError(f"`grad` got argnums={argnums}, which names one of {len(args)} arguments twice")
+        for k in chosen:
             inputs[k] = _entered(args[k], k)
         with enable_grad():
             value = f(*inputs, **kwargs)
-        value, found = _differentiated(value, [inputs[k] for k in positions], recording)
-        return value, (found[0] if isinstance(argnums, int) else tuple(found))
+        value, found = _differentiated(value, [inputs[k] for k in chosen], recording)
+        return value, (tuple(found) if several else found[0])
 
     return both
 
 
-def _positions(argnums: int | Sequence[int]) -> tuple[int, ...]:
+def _positions(argnums: Sequence[int]) -> tuple[int, ...]:
     try:
-        positions = (operator.index(argnums),) if isinstance(argnums, int) else tuple(map(operator.index, argnums))
+        positions = tuple(map(operator.index, argnums))
     except TypeError:
         raise DTypeError(f"`grad` needs argnums as an integer or several; found {argnums!r}") from None
     if len(set(positions)) != len(positions) or not positions:
@@ -116,12 +120,13 @@ def _differentiated(value: Any, inputs: list[Tensor], recording: bool) -> tuple[
     nodes = [one._node for one in inputs if one._node is not None]
     own = {node for node in nodes if node.rule is VARIABLE}
     outside = recording and any(node.rule is VARIABLE and node not in own for node in reachable(root))
+    ct = cotangent(value, None)
     cts = gradients(
         process.registry,
         root,
-        cotangent(value, None),
+        ct if outside else flat(ct),
         nodes,
-        method=REPLAY if outside else PULLBACK,
+        arithmetic=REPLAY if outside else FIRST_ORDER,
         retain_graph=outside,
     )
     found = [cts[node] if node in cts else zeros_like(one) for node, one in zip(nodes, inputs, strict=True)]

@@ -1,6 +1,5 @@
 import gc
 import sys
-import threading
 
 import pytest
 from graph_toys import TIMEOUT, ScriptedLock, handles_of
@@ -12,6 +11,7 @@ from sweepgrad.graph.sweeper import Sweeper
 
 def _check(registry):
     """The counts are right as the test left them, and once all is dropped and swept nothing is left."""
+    registry.callbacks.clear()
     audit(registry, handles_of(registry))
     if registry.sweep().remaining or registry.nodes:
         gc.collect()  # handles in reference cycles, such as those of exceptions that a test caught
@@ -55,7 +55,6 @@ def sweeper(registry):
     """A sweeper whose thread, if there is one, has ended when the registry is checked."""
     made = Sweeper(registry)
     yield made
-    registry.callbacks.clear()
     worker = made._worker
     made.stop(TIMEOUT)
     assert worker is None or not worker.is_alive()
@@ -68,8 +67,3 @@ def shallow():
     sys.setrecursionlimit(200)
     yield
     sys.setrecursionlimit(limit)
-
-
-@pytest.fixture
-def event():
-    return threading.Event()

@@ -128,7 +128,7 @@ def run_backward(root, ct=1.0, **options):
 
 
 def run_replay(root, ct):
-    backward(root.registry, root.node, ct, method=REPLAY, retain_graph=True)
+    backward(root.registry, root.node, ct, arithmetic=REPLAY, retain_graph=True)
 
 
 def run_gradients(root, targets, ct=1.0, **options):
@@ -169,8 +169,8 @@ class ScriptedLock:
         self._lock = threading.RLock()
         self._owner = None
         self._depth = 0
-        self.waiting = lambda: None  # called before the lock is taken
-        self.released = lambda: None  # called after it was let go
+        self.waiting = int  # called before the lock is taken
+        self.released = int  # called after it was let go
 
     def acquire(self):
         self.waiting()

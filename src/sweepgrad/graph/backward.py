@@ -4,21 +4,40 @@ Guarantees
 - A pass that raises, whatever raises and wherever, leaves every gradient and the graph as they were.
 - No recursion, and no lock while rules, hooks or additions run. Passes on several threads may share nodes: each adds
   its whole gradient, or raises GraphConsumedError because another pass consumed a node first.
-- Cotangents are only ever added with `+` and are never changed, so a rule may pass on the one it was given.
+- Only a sum that the pass made itself is ever overwritten, so a rule may pass on the cotangent that it was given.
 
 The pass reads the graph without the lock. That is safe because the root's tensor is alive, so no sweep can take a
 node below it; only another pass can consume one, and `run` and `commit` both look.
 """
 
-from collections.abc import Callable, Iterable
+import operator
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from sweepgrad.graph.node import VARIABLE, Extra, Node
+from sweepgrad.graph.node import VARIABLE, Node
 from sweepgrad.graph.registry import Registry, consumed_error
 
-PULLBACK: Callable[[Node], Any] = attrgetter("rule.pullback")
-REPLAY: Callable[[Node], Any] = attrgetter("rule.replay")
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """How a pass computes with cotangents; it never asks what they are."""
+
+    method: Callable[[Node], Callable[[Node, Any, Any], tuple[Any, ...]]] = attrgetter("rule.pullback")
+    """The rule's method to call: `pullback`, or `replay` for a result that can be differentiated again."""
+    add: Callable[[Any, Any], Any] = operator.add
+    """The sum of two cotangents, as a new one."""
+    accumulate: Callable[[Any, Any], Any] = operator.add
+    """The sum of two cotangents, of which it may overwrite the first: one that `add` made in this pass."""
+    deliver: Callable[[Node, Any], Any] = lambda node, ct: ct
+    """A node's cotangent as what hooks, owners and callers get."""
+    receive: Callable[[Node, Any], Any] = lambda node, ct: ct
+    """The inverse of `deliver`, for what a hook returns."""
+
+
+PLAIN = Arithmetic()
+REPLAY = Arithmetic(method=attrgetter("rule.replay"))
 
 _BY_ID = attrgetter("id")
 
@@ -28,12 +47,11 @@ def backward(
     root: Node,
     ct: Any,
     *,
-    method: Callable[[Node], Any] = PULLBACK,
+    arithmetic: Arithmetic = PLAIN,
     retain_graph: bool = False,
 ) -> None:
     """Add to the gradient of every living variable below `root`, whose cotangent is `ct`."""
     order = reachable(root)
-    validate(order)
     owners: dict[Node, Any] = {}
     hooked: list[Node] = []
     for node in order:
@@ -44,8 +62,9 @@ def backward(
                 hooked.append(node)
     targets = {*owners, *hooked}
     wanted = None if _all_lead(order, targets) else leading(order, targets)
-    arrived = run(order, {root: ct}, method, owners, wanted)
+    validate(order)
     ran = order if wanted is None else [node for node in order if node in wanted]
+    arrived = run(ran, {root: ct}, arithmetic, owners, wanted)
     while True:
         totals = []
         for node, new in arrived.items():
@@ -63,16 +82,17 @@ def gradients(
     ct: Any,
     targets: Iterable[Node],
     *,
-    method: Callable[[Node], Any] = PULLBACK,
+    arithmetic: Arithmetic = PLAIN,
     retain_graph: bool = False,
 ) -> dict[Node, Any]:
     """Cotangents of the nodes `targets` for the cotangent `ct` of `root`; no tensor's gradient changes."""
     order = reachable(root)
-    validate(order)
     targets = set(targets)
     wanted = leading(order, targets)
-    arrived = run(order, {root: ct}, method, targets, wanted)
-    registry.commit([node for node in order if node in wanted], [], consume=not retain_graph)
+    validate(order)
+    ran = [node for node in order if node in wanted]
+    arrived = run(ran, {root: ct}, arithmetic, targets, wanted)
+    registry.commit(ran, [], consume=not retain_graph)
     registry.retire()
     return arrived
 
@@ -94,7 +114,10 @@ def reachable(root: Node) -> list[Node]:
 
 
 def validate(order: Iterable[Node]) -> None:
-    """Raise GraphConsumedError if one of the nodes can no longer run."""
+    """Raise GraphConsumedError if one of the nodes can no longer run.
+
+    Asked after all reading of edges: another pass marks a node before it cuts it, so the edges were then whole.
+    """
     for node in order:
         if type(node.saved) is not tuple:
             raise consumed_error(node)
@@ -117,35 +140,44 @@ def leading(order: list[Node], targets: set[Node]) -> set[Node]:
 def run(
     order: list[Node],
     cts: dict[Node, Any],
-    method: Callable[[Node], Any],
-    keep: Any,
-    wanted: set[Node] | None,
+    arithmetic: Arithmetic,
+    keep: Container[Node],
+    wanted: Container[Node] | None,
 ) -> dict[Node, Any]:
     """Push the cotangents `cts` through the nodes of `order`; return those that arrive at the nodes `keep`."""
+    method, add, accumulate = arithmetic.method, arithmetic.add, arithmetic.accumulate
     arrived = {}
+    sums = set()  # nodes whose cotangent this pass added up itself, so that nobody else has it
     for node in order:
         ct = cts.pop(node, None)
         if ct is None:
             continue
         if node.extra is not None:
-            ct = call_hooks(node.extra, ct)
+            ct = call_hooks(node, ct, arithmetic)
         if node in keep:
-            arrived[node] = ct
+            arrived[node] = arithmetic.deliver(node, ct)
         saved = node.saved
         if type(saved) is not tuple:
             raise consumed_error(node)
-        for parent, part in zip(node.parents, method(node)(node, saved, ct), strict=True):
+        for parent, part in zip(node.parents, method(node)(node, saved, ct)):  # noqa: B905  # strict costs 0.1 us
             if part is None or (wanted is not None and parent not in wanted):
                 continue
             earlier = cts.get(parent)
-            cts[parent] = part if earlier is None else earlier + part
+            if earlier is None:
+                cts[parent] = part
+            elif parent in sums:
+                cts[parent] = accumulate(earlier, part)
+            else:
+                cts[parent] = add(earlier, part)
+                sums.add(parent)
     return arrived
 
 
-def call_hooks(extra: Extra, ct: Any) -> Any:
+def call_hooks(node: Node, ct: Any, arithmetic: Arithmetic) -> Any:
     """The cotangent after the node's hooks, in the order in which they were registered."""
-    for hook in tuple(extra.hooks.values()):
-        changed = hook(ct)
+    assert node.extra is not None
+    for hook in tuple(node.extra.hooks.values()):
+        changed = hook(arithmetic.deliver(node, ct))
         if changed is not None:
-            ct = changed
+            ct = arithmetic.receive(node, changed)
     return ct

@@ -26,7 +26,7 @@ class Rule(Protocol):
 
 
 class Gone(str):
-    """Stands where saved values were; its text names the operation that an earlier pass consumed."""
+    """Stands where saved values were; its text names the operation that a pass consumed or a sweep removed."""
 
     __slots__ = ()
 
@@ -59,7 +59,7 @@ class Variable:
 VARIABLE = Variable()
 
 REMOVED: frozenset["Node"] = frozenset()
-"""Stands in `Node.children` once the node has left the registry."""
+"""Stands in `Node.children` once no pass can run through the node: what is computed from it is then released."""
 
 
 class Extra:

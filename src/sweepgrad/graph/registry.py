@@ -72,20 +72,25 @@ class Registry:
     def register(self, node: Node) -> None:
         """Add `node`, whose parents the caller keeps alive through their tensors until this returns."""
         with self.lock:
-            self.registered = node.id = self.registered + 1
-            self.nodes[node.id] = node
+            self.registered = node.id = number = self.registered + 1
+            self.nodes[number] = node
             self.saved_bytes += node.nbytes
             for parent in node.parents:
-                children = parent.children
-                if children is None:
-                    parent.children = node
-                    self.with_children += 1
-                elif type(children) is set:
-                    children.add(node)
-                elif children is REMOVED:
-                    self.stranded.append(node)
-                else:
-                    parent.children = {children, node}  # type: ignore[arg-type]
+                while True:
+                    children = parent.children
+                    if children is None:
+                        parent.children = node
+                        self.with_children += 1
+                    elif type(children) is set:
+                        children.add(node)
+                    elif children is REMOVED:
+                        self.stranded.append(node)
+                    else:
+                        pair = {children, node}  # the collector may run here, and a finaliser change the children
+                        if parent.children is not children:
+                            continue
+                        parent.children = pair  # type: ignore[assignment]
+                    break
             if node.rule is VARIABLE:
                 self.variables += 1
         if len(self.dropped) > self.threshold.nodes or self.saved_bytes > self.bytes_mark:
@@ -106,8 +111,9 @@ class Registry:
     def _relieve(self) -> None:
         """Sweep, or wake the daemon: more was dropped or saved than the threshold allows."""
         limit = self.threshold
-        if self.dropped or self.ready:
-            backlog = max(len(self.dropped) / (limit.nodes or 1), self.saved_bytes / (self.bytes_mark or 1))
+        if self.dropped or self.ready or self.stranded:
+            grown = self.saved_bytes - self.bytes_mark + limit.bytes  # since the last sweep
+            backlog = max(len(self.dropped) / limit.nodes, grown / limit.bytes)
             if self.wake is not None and backlog < HELP_FACTOR:
                 self.wake()
                 return
@@ -130,7 +136,8 @@ class Registry:
     ) -> SweepReport:
         """Remove orphans, leaf first, until none is left or a limit is reached."""
         start = self.clock()
-        self._announce("start", {"trigger": trigger, "dropped": len(self.dropped)})
+        if self.callbacks:
+            self._announce("start", {"trigger": trigger, "dropped": len(self.dropped)})
         nodes = freed = 0
         entries = len(self.dropped)  # what others drop from now on is for the next sweep, so this one ends
         while max_nodes is None or nodes < max_nodes:
@@ -150,7 +157,8 @@ class Registry:
             self.bytes_mark = self.saved_bytes + self.threshold.bytes
             remaining = self._backlog()
         report = SweepReport(nodes=nodes, bytes=freed, seconds=seconds, remaining=remaining)
-        self._announce("stop", {"trigger": trigger, **report.as_dict()})
+        if self.callbacks:
+            self._announce("stop", {"trigger": trigger, **report.as_dict()})
         return report
 
     def _backlog(self) -> int:
@@ -162,52 +170,55 @@ class Registry:
         Returns the drop-queue entries still to look at, what must die outside the lock, and nodes and bytes released.
         """
         dead: list[Any] = []
-        count = 0
-        before = self.saved_bytes
+        before, swept = self.saved_bytes, self.swept
         self.peak = max(self.peak, len(self.nodes))
-        for _ in range(BATCH):
-            if self.retiring:
-                node = self.retiring.pop()
-                if type(node.saved) is Consumed and self._remove(node, dead):
-                    self.consumed += 1
-                continue
-            if self.stranded:
-                self._release(self.stranded.pop(), dead)
-                continue
-            if count >= limit:
-                break
-            if self.ready:
-                node = self.ready.pop()
-            elif entries > 0 and self.dropped:
-                node = self.dropped.popleft()
-                node.handles -= 1
+        steps = BATCH
+        while self.retiring and steps:
+            steps -= 1
+            self._remove(self.retiring.pop(), dead)
+        while self.stranded and steps:
+            steps -= 1
+            self._release(self.stranded.pop(), dead)
+        ready, dropped = self.ready, self.dropped
+        while steps and self.swept - swept < limit:
+            steps -= 1
+            if ready:
+                node = ready.pop()
+            elif entries and dropped:
                 entries -= 1
+                node = dropped.popleft()
+                node.handles -= 1
             else:
                 entries = 0
                 break
-            if not node.handles and not node.children and self._remove(node, dead):
-                self.swept += 1
-                count += 1
-        return entries, dead, count, before - self.saved_bytes
+            if not node.handles and not node.children:
+                self._remove(node, dead)
+        return entries, dead, self.swept - swept, before - self.saved_bytes
 
-    def _remove(self, node: Node, dead: list[Any]) -> bool:
-        """Take `node` out of every index; False if it was out already. The lock is held."""
+    def _remove(self, node: Node, dead: list[Any]) -> None:
+        """Take `node` out of every index, unless it is out already, and cut its edges. The lock is held."""
+        dead.append(node)  # even if it is out: this may be the last that knows it, and its hooks die with it
         if self.nodes.pop(node.id, None) is None:
-            return False
+            return
         self.saved_bytes -= node.nbytes
-        if node.rule is VARIABLE:
-            self.variables -= 1
-        children = node.children
-        if children:  # only a consumed node can still have some: they can never run
+        self._strand(node)
+        if type(node.saved) is Consumed:
+            self.consumed += 1
+        else:
+            self.swept += 1
+            if node.rule is VARIABLE:
+                self.variables -= 1
+            dead.append(node.saved)
+            if type(node.saved) is tuple:
+                node.saved = Gone(node.rule.name)  # read only if a finaliser brings the swept tensor back to life
+        self._unlink(node)
+
+    def _strand(self, node: Node) -> None:
+        """Queue what was computed from `node`, through which no pass can run any more. The lock is held."""
+        children, node.children = node.children, REMOVED
+        if children:
             self.with_children -= 1
             self.stranded.extend(children if isinstance(children, set) else (children,))  # type: ignore[arg-type]
-        node.children = REMOVED
-        if type(node.saved) is tuple:
-            dead.append(node.saved)
-            node.saved = Gone(node.rule.name)  # read only if a finaliser brings the swept tensor back to life
-        self._unlink(node)
-        dead.append(node)
-        return True
 
     def _unlink(self, node: Node) -> None:
         """Cut the edges from `node` to its parents; a parent that is left alone becomes ready. The lock is held."""
@@ -217,27 +228,30 @@ class Registry:
             if children is node:
                 parent.children = None
                 self.with_children -= 1
+                if not parent.handles:
+                    self.ready.append(parent)
             elif type(children) is set:
                 children.discard(node)
                 if not children:
                     parent.children = None
                     self.with_children -= 1
-            if not parent.children and not parent.handles:
-                self.ready.append(parent)
+                    if not parent.handles:
+                        self.ready.append(parent)
 
     def _release(self, node: Node, dead: list[Any]) -> None:
         """Drop what `node` saved, as it descends from a consumed node and can never run. The lock is held."""
-        if type(node.saved) is not tuple or node.id not in self.nodes:
-            return
-        source = next((str(p.saved) for p in node.parents if type(p.saved) is not tuple), "an operation")
+        dead.append(node)
+        gone = next((parent.saved for parent in node.parents if isinstance(parent.saved, Gone)), None)
+        if gone is None or type(node.saved) is not tuple:
+            return  # removed, released or consumed already
         dead.append(node.saved)
-        node.saved = Unavailable(source)
+        node.saved = Gone(gone) if type(gone) is Gone else Unavailable(gone)
         self.saved_bytes -= node.nbytes
         node.nbytes = 0
-        children = node.children
-        if children:
-            self.stranded.extend(children if isinstance(children, set) else (children,))  # type: ignore[arg-type]
+        self._strand(node)
         self._unlink(node)
+        if not node.handles:
+            self.ready.append(node)
 
     def commit(self, order: list[Node], totals: list[tuple[Any, Any, Any]], *, consume: bool) -> bool:
         """End a backward pass: set every gradient and consume the nodes that ran, together or not at all.
@@ -248,13 +262,12 @@ class Registry:
         ran = [node for node in order if node.rule is not VARIABLE] if consume else []
         marks = {name: Consumed(name) for name in {node.rule.name for node in ran}}
         owners, before, after = zip(*totals, strict=True) if totals else ((), (), ())
-        # One call into C: no signal handler, and so no KeyboardInterrupt, can come between two of its steps.
-        step = map(
-            setattr,
-            chain(owners, ran),
-            chain(repeat("_grad", len(owners)), repeat("saved")),
-            chain(after, [marks[node.rule.name] for node in ran]),
+        steps = chain(
+            map(setattr, owners, repeat("_grad"), after),
+            map(setattr, ran, repeat("saved"), [marks[node.rule.name] for node in ran]),
+            map(self.retiring.append, reversed(ran)),
         )
+        sink: deque[None] = deque(maxlen=0)
         kept = [node.saved for node in ran]  # so that no saved value dies, and runs a finaliser, under the lock
         with self.lock:
             for node in order:
@@ -262,10 +275,9 @@ class Registry:
                     raise consumed_error(node)
             if any(owner._grad is not old for owner, old in zip(owners, before, strict=True)):
                 return False
-            # Before the marks, so that an interrupt after them leaves nothing behind that no sweep would find;
-            # a node that is not marked is passed over.
-            self.retiring.extend(reversed(ran))
-            deque(step, maxlen=0)
+            # One call into C, which allocates nothing: neither a signal handler, and so no KeyboardInterrupt, nor the
+            # collector can come between two of the steps.
+            sink.extend(steps)
         del kept
         return True
 
@@ -280,7 +292,7 @@ class Registry:
 
     def _announce(self, phase: str, info: dict[str, Any]) -> None:
         """Call the user's callbacks; one that raises is logged and counted, and ends nothing."""
-        if not self.callbacks or getattr(self._announcing, "now", False):
+        if getattr(self._announcing, "now", False):
             return  # a callback that sweeps is not told about its own sweep
         self._announcing.now = True
         try:
@@ -308,8 +320,8 @@ def consumed_error(node: Node) -> GraphConsumedError:
     name, source = node.rule.name, node.saved
     if type(source) is Gone:
         return GraphConsumedError(
-            f"`{name}` (node {node.id}) was swept: its tensor was finalised and then brought back to life; "
-            "compute the result anew"
+            f"`{name}` (node {node.id}) needs the result of `{source}`, which was swept: its tensor was finalised and "
+            "then brought back to life; compute the result anew"
         )
     how = (
         "was consumed by an earlier backward pass"

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sweepgrad.errors import AuditError
-from sweepgrad.graph.node import VARIABLE, Node
+from sweepgrad.graph.node import REMOVED, VARIABLE, Consumed, Node
 
 if TYPE_CHECKING:
     from sweepgrad.graph.registry import Registry
@@ -170,37 +170,48 @@ def audit(registry: "Registry", find_handles: Callable[[], Mapping[Node, int]]) 
     `find_handles` counts the living handles of each node by other means than the registry's own counting.
     """
     with registry.lock:
-        handles = find_handles()
-        nodes = dict(registry.nodes)
-        found = {
-            "variables": registry.variables,
-            "with children": registry.with_children,
-            "saved bytes": registry.saved_bytes,
-            "registered": registry.registered,
-        }
-        queued = set(registry.ready) | set(registry.retiring) | set(registry.stranded)
-        dropped = list(registry.dropped)
-        problems = _wrong_edges(nodes)
-        expected = {
-            "variables": sum(node.rule is VARIABLE for node in nodes.values()),
-            "with children": sum(bool(node.children) for node in nodes.values()),
-            "saved bytes": sum(node.nbytes for node in nodes.values()),
-            "registered": len(nodes) + registry.consumed + registry.swept,
-        }
-    problems += [f"{key}: {found[key]} counted, {expected[key]} found" for key in found if found[key] != expected[key]]
-    pending = Counter(dropped)
-    for node in nodes.values():
-        held = node.handles - pending[node]
-        if held != handles.get(node, 0):
-            problems.append(f"{node!r}: {held} handles counted, {handles.get(node, 0)} found")
-    alive = living(nodes.values(), dropped)
-    problems += [
-        f"{node!r}: an orphan that no sweep would find"
-        for node in nodes.values()
-        if node not in alive and not node.handles and not node.children and node not in queued
-    ]
+        while True:
+            dropped = list(registry.dropped)
+            handles = find_handles()
+            if len(dropped) == len(registry.dropped):
+                break  # else a tensor was dropped while they were counted
+        nodes = registry.nodes
+        problems = [*_wrong_counts(registry), *_wrong_edges(nodes), *_lost(registry, dropped)]
+        pending = Counter(dropped)
+        for node in nodes.values():
+            held = node.handles - pending[node]
+            if held != handles.get(node, 0):
+                problems.append(f"{node!r}: {held} handles counted, {handles.get(node, 0)} found")
     if problems:
         raise AuditError("the graph registry is inconsistent: " + "; ".join(problems[:10]))
+
+
+def _wrong_counts(registry: "Registry") -> list[str]:
+    """Counts that differ from what the registered nodes add up to."""
+    nodes = registry.nodes.values()
+    compared = {
+        "variables": (registry.variables, sum(node.rule is VARIABLE for node in nodes)),
+        "with children": (registry.with_children, sum(bool(node.children) for node in nodes)),
+        "saved bytes": (registry.saved_bytes, sum(node.nbytes for node in nodes)),
+        "registered": (registry.registered, len(nodes) + registry.consumed + registry.swept),
+    }
+    return [f"{name}: {kept} counted, {found} found" for name, (kept, found) in compared.items() if kept != found]
+
+
+def _lost(registry: "Registry", dropped: list[Node]) -> list[str]:
+    """Nodes that should go, or release what they saved, and stand in no queue."""
+    alive = living(registry.nodes.values(), dropped)
+    retiring, stranded = set(registry.retiring), set(registry.stranded)
+    queued = retiring | stranded | set(registry.ready)
+    problems = []
+    for node in registry.nodes.values():
+        if node not in alive and not node.handles and not node.children and node not in queued:
+            problems.append(f"{node!r}: an orphan that no sweep would find")
+        if type(node.saved) is Consumed and node not in retiring:
+            problems.append(f"{node!r}: consumed, and no sweep would remove it")
+        if type(node.saved) is tuple and node not in stranded and any(p.children is REMOVED for p in node.parents):
+            problems.append(f"{node!r}: computed from a consumed node, and no sweep would release it")
+    return problems
 
 
 def _wrong_edges(nodes: Mapping[int, Node]) -> list[str]:
@@ -214,6 +225,8 @@ def _wrong_edges(nodes: Mapping[int, Node]) -> list[str]:
         if key != node.id:
             problems.append(f"{node!r}: registered as {key}")
         children = node.children
+        if children is REMOVED and type(node.saved) is not tuple:
+            continue  # it can run no more, and its children are being cut
         known = children if isinstance(children, (set, frozenset)) else {children} if children else set()
         if known != down.get(node, set()):
             problems.append(f"{node!r}: children {known} kept, {down.get(node, set())} found")

@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from sweepgrad.config import CACHE_DIR, cache_dir
@@ -51,9 +52,11 @@ def _build(source: str, signature: tuple[str, ...], nogil: bool) -> Kernel:
     options = {"error_model": "numpy", "nogil": nogil}
     digest = hashlib.sha256(repr((source, signature, nogil)).encode()).hexdigest()[:32]
     path = _source_file(f"k{digest}.py", source)
-    namespace: dict[str, Any] = {"__name__": f"sweepgrad_kernel_{digest}"}
-    exec(compile(source, str(path or f"<sweepgrad kernel {digest}>"), "exec"), namespace)
-    kernel = namespace["kernel"]
+    # A module that can be imported, since Numba does that when it loads the cache entry, and one for each kernel, since
+    # its name is part of the machine code's symbols.
+    module = sys.modules[f"sweepgrad_kernel_{digest}"] = ModuleType(f"sweepgrad_kernel_{digest}")
+    exec(compile(source, str(path or f"<sweepgrad kernel {digest}>"), "exec"), module.__dict__)
+    kernel = module.kernel
     if path is not None:
         try:
             dispatcher = numba.njit(types, cache=True, **options)(kernel)

@@ -8,7 +8,7 @@ import numpy as np
 
 from sweepgrad.errors import ArgumentError, DTypeError, ShapeError, VariableError
 from sweepgrad.ops.shape import as_dtype, as_shape, astype
-from sweepgrad.tensor import DTYPES, FLOATS, Array, Tensor, variable, wrap
+from sweepgrad.tensor import CANONICAL, DTYPES, FLOATS, Array, Tensor, variable, wrap
 
 _FLOAT64 = DTYPES["float64"]
 
@@ -43,20 +43,21 @@ def asarray(obj: Any, /, *, dtype: Any = None, requires_grad: bool = False, copy
     if not isinstance(obj, np.ndarray):
         if copy is False:
             raise ArgumentError(f"`asarray` with copy=False needs an array; {type(obj).__name__} has to be copied")
-        if _contains_tracked(obj):
+        try:
+            obj = np.asarray(obj)
+        except VariableError:
             raise VariableError(
                 "`asarray` of a list that holds tensors which require a gradient would cut them from the graph; join "
                 "them with `stack` or `concat`"
-            )
-        try:
-            obj = np.asarray(obj)
+            ) from None
         except ValueError as error:
             raise ShapeError(f"`asarray` cannot make a regular array: {error}") from None
-    if obj.dtype.name not in DTYPES and target is None:
+    native = obj.dtype.newbyteorder("=")
+    if native not in CANONICAL and target is None:
         raise DTypeError(f"`asarray` got dtype {obj.dtype}; accepted are {', '.join(DTYPES)}")
     if obj.dtype.kind not in "biuf":
         raise DTypeError(f"`asarray` got dtype {obj.dtype}; accepted are {', '.join(DTYPES)}")
-    target = DTYPES[obj.dtype.name] if target is None else target
+    target = CANONICAL[native] if target is None else target
     shared = copy is not True and obj.dtype == target and obj.dtype.isnative and obj.flags.aligned and _is_frozen(obj)
     if copy is False and not shared:
         raise ArgumentError(
@@ -87,19 +88,7 @@ def _is_frozen(array: Array) -> bool:
         if base.flags.writeable:
             return False
         base = base.base
-    return base is None or isinstance(base, bytes) or (isinstance(base, memoryview) and base.readonly)
-
-
-def _contains_tracked(obj: Any) -> bool:
-    stack = [obj]
-    while stack:
-        one = stack.pop()
-        if isinstance(one, Tensor):
-            if one.requires_grad:
-                return True
-        elif isinstance(one, (list, tuple)):
-            stack.extend(one)
-    return False
+    return base is None or isinstance(base.obj if isinstance(base, memoryview) else base, bytes)
 
 
 def _check_float(dtype: Any, requires_grad: bool) -> None:
@@ -154,7 +143,7 @@ def arange(
     low, high = (0, start) if stop is None else (start, stop)
     if step == 0:
         raise ArgumentError("`arange` needs a step other than 0")
-    integers = all(isinstance(value, int) for value in (low, high, step))
+    integers = all(isinstance(value, (int, np.integer)) for value in (low, high, step))
     target = dtype if dtype is not None else "int64" if integers and not requires_grad else "float64"
     return _made("arange", np.arange(low, high, step), target, requires_grad)
 
@@ -172,7 +161,8 @@ def linspace(
     """`num` evenly spaced numbers from `start` to `stop`, which is left out unless `endpoint`."""
     if not isinstance(num, int) or num < 0:
         raise ArgumentError(f"`linspace` needs a count of numbers that is not negative; found {num!r}")
-    return _made("linspace", np.linspace(start, stop, num, endpoint=endpoint), dtype, requires_grad)
+    array = np.linspace(start, stop, num, endpoint=endpoint, dtype=_dtype("linspace", dtype))
+    return _made("linspace", array, dtype, requires_grad)
 
 
 def eye(

@@ -15,7 +15,7 @@ from sweepgrad.errors import ArgumentError
 from sweepgrad.kernels.expr import Expr
 from sweepgrad.ops.op import OPS, Elementwise, Interval, Partials, describe
 from sweepgrad.ops.plan import binary, ternary, unary
-from sweepgrad.tensor import Tensor, dense
+from sweepgrad.tensor import FLOATS, DType, Tensor, dense
 
 P = ParamSpec("P")
 
@@ -274,7 +274,8 @@ def minimum(x1, x2, /):
 )
 def clip(x, min, max, /):
     """X limited to the interval from `min` to `max`; a limit that is None does not limit."""
-    return where(x > max, max, where(x < min, where(min > max, max, min), x))
+    limited = where((x < min) | not_equal(min, min), where(min > max, max, min), x)
+    return where((x > max) | not_equal(max, max), max, limited)
 
 
 # --- rounding -------------------------------------------------------------------------------------------------------
@@ -476,11 +477,15 @@ _clip, _pow = clip, pow
 
 
 def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:  # type: ignore[no-redef]
-    low, high = (-math.inf, math.inf)
-    dtype = getattr(x, "dtype", None)
-    if dtype is not None and dtype.kind in "iu":
-        low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    low, high = _bounds(x, min, max) if min is None or max is None else (min, max)
     return _clip(x, low if min is None else min, high if max is None else max)
+
+
+def _bounds(*values: Any) -> tuple[float, float]:
+    """The least and the greatest number of the dtype to which `values` are promoted."""
+    known = [v for v in values if isinstance(v, (Tensor, np.ndarray, np.generic, bool, int, float))]
+    dtype: DType = np.result_type(*(getattr(v, "dtype", v) for v in known)) if known else FLOATS[-1]
+    return (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (-math.inf, math.inf)
 
 
 def pow(x1: Any, x2: Any, /) -> Tensor:  # type: ignore[no-redef]
@@ -497,7 +502,7 @@ def _refuse_negative_exponents(x1: Any, x2: Any) -> None:
     if isinstance(x1, Expr) or isinstance(x2, Expr):
         return
     base, exponent = (dense(x) if isinstance(x, Tensor) else np.asarray(x) for x in (x1, x2))
-    if base.dtype.kind in "iu" and exponent.dtype.kind in "iu" and np.any(exponent < 0):
+    if base.dtype.kind in "biu" and exponent.dtype.kind in "iu" and np.any(exponent < 0):
         raise ArgumentError("`pow` of integers to a negative integer power: convert the base to a float dtype first")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sweepgrad.errors import AxisError, DTypeError, ShapeError
+from sweepgrad.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from sweepgrad.ops.structural import Call, argument, normal_axis, run, structural
 from sweepgrad.tensor import Array, Tensor, dense
 
@@ -79,8 +79,13 @@ def _normal_key(op: str, key: Any) -> tuple[tuple[Any, ...], bool]:
     normal: list[Any] = []
     basic = True
     for part in parts:
-        if part is None or part is Ellipsis or isinstance(part, slice):
+        if part is None or part is Ellipsis:
             normal.append(part)
+        elif isinstance(part, slice):
+            ends = (part.start, part.stop, part.step)
+            normal.append(slice(*(None if end is None else _integer(op, end) for end in ends)))
+            if normal[-1].step == 0:
+                raise ArgumentError(f"`{op}` needs a slice with a step other than 0; found {part}")
         elif isinstance(part, (Tensor, np.ndarray, list, bool, np.bool_)):
             array = np.array(dense(part) if isinstance(part, Tensor) else part)
             if array.size == 0 and isinstance(part, list):
@@ -90,13 +95,17 @@ def _normal_key(op: str, key: Any) -> tuple[tuple[Any, ...], bool]:
             normal.append(array)
             basic = False
         else:
-            try:
-                normal.append(operator.index(part))
-            except TypeError:
-                raise DTypeError(
-                    f"`{op}` takes integers, slices, None, `...` and arrays as an index; found {type(part).__name__}"
-                ) from None
+            normal.append(_integer(op, part))
     return tuple(normal), basic
+
+
+def _integer(op: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise DTypeError(
+            f"`{op}` takes integers, slices, None, `...` and arrays as an index; found {type(value).__name__}"
+        ) from None
 
 
 @structural(

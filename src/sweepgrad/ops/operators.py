@@ -70,7 +70,7 @@ def _operator(name: str) -> Callable[[Any, Any], Any]:
 
 def _reflected(name: str) -> Callable[[Any, Any], Any]:
     row = OPS[name]
-    if isinstance(row, Elementwise):
+    if isinstance(row, Elementwise) and name != "pow":
         return _checked(lambda self, other: call(row, (other, self)))
     return _checked(lambda self, other: row.function(other, self))
 

@@ -24,7 +24,7 @@ from sweepgrad.kernels.cpu import Kernel, compile_kernel
 from sweepgrad.kernels.expr import Expr, const, is_const, symbol, symbols
 from sweepgrad.kernels.expr import call as expr_call
 from sweepgrad.ops.op import OPS, Elementwise, evaluate, reject
-from sweepgrad.tensor import DTYPES, FLOATS, Array, DType, Tensor, attach, dense, flat, make, wrap
+from sweepgrad.tensor import CANONICAL, DTYPES, FLOATS, Array, DType, Tensor, attach, dense, flat, make, wrap
 
 LARGE = 1 << 15
 """Elements from which a kernel releases the interpreter's lock: below, handing it over costs more than the loop."""
@@ -39,7 +39,7 @@ _empty = np.empty
 class Loop:
     """A kernel for one set of expressions, compiled when first needed, once with and once without the lock."""
 
-    __slots__ = ("_held", "_released", "_signature", "_source")
+    __slots__ = ("_held", "_released", "_signature", "_source", "rows")
 
     def __init__(
         self,
@@ -53,7 +53,8 @@ class Loop:
         kinds = "".join(kind for _, kind, _ in inputs)
         layout = f"{emit.STRIDED_NDIM}" if "x" in kinds else "1"
         signature = [name if kind == "s" else f"{name}:4A" if kind == "x" else f"{name}:1C" for _, kind, name in inputs]
-        if "r" in kinds or "c" in kinds:
+        self.rows = "r" in kinds or "c" in kinds  # then the kernel takes the rows' length
+        if self.rows:
             signature.append("int64")
         self._signature = [*signature, *[f"{result}:{layout}C"] * len(outputs)]
         self._source = emit.header(title, dtype) + emit.elementwise(outputs, [name for name, _, _ in inputs], kinds)
@@ -71,6 +72,10 @@ class Loop:
         return self._released
 
 
+_PASSED_ON, _ONE, _TWO, _MIXED = range(4)
+"""How a plan's cotangents come about: the incoming one itself, one or two outputs of the kernel, or a mixture."""
+
+
 class Plan:
     """A row, specialised; the rule of its nodes.
 
@@ -79,8 +84,8 @@ class Plan:
     """
 
     __slots__ = (
-        "computed", "dtype", "forward", "grads", "kinds", "loop", "name", "op", "pick", "result",
-        "saved_arrays", "saves", "tracked",
+        "computed", "dtype", "form", "forward", "grads", "kinds", "loop", "name", "op", "pick", "result",
+        "saved_arrays", "saves", "small", "small_back", "tracked",
     )  # fmt: skip
 
     def __init__(self, op: Elementwise, dtype: DType, kinds: str, tracked: tuple[int, ...]) -> None:
@@ -97,12 +102,16 @@ class Plan:
         # A zero is stored as such: times a cotangent that is infinite it would be NaN.
         self.grads = [const(0.0) if is_const(d, 0) else expr_call("multiply", ct, d) for d in partials]
         self.computed = [grad for grad in self.grads if grad is not ct]
+        counts = (len(self.computed), len(self.grads))
+        self.form = _PASSED_ON if not self.computed else {(1, 1): _ONE, (2, 2): _TWO}.get(counts, _MIXED)
         read = symbols(partials)
         values = [*op.inputs, "y"]
         self.saves = tuple(k for k, name in enumerate(values) if name in read)
         self.pick = _picker(self.saves, len(values))
         self.saved_arrays = sum(k == len(kinds) or kinds[k] != "s" for k in self.saves)
         self.loop: Loop | None = None
+        self.small: Kernel | None = None  # the two kernels for few elements, once they are compiled
+        self.small_back: Kernel | None = None
 
     def _input_dtypes(self) -> list[str]:
         names = [self.dtype.name] * self.op.arity
@@ -120,24 +129,34 @@ class Plan:
             )
             inputs = [("ct", whole, self.dtype.name)] + [(names[k], kinds[k], dtypes[k]) for k in self.saves]
             self.loop = Loop(f"{self.name}, backward", self.computed, inputs, self.dtype.name, self.dtype.name)
+            self.small_back = self.loop.kernel(0)
         return self.loop
 
-    def pullback(self, node: Node, saved: tuple[Any, ...], ct: Tensor, /) -> tuple[Tensor, ...]:
+    def pullback(self, node: Node, saved: tuple[Any, ...], ct: Array, /) -> tuple[Array, ...]:
         """Cotangents of the tracked inputs, all in one kernel; every input has the result's shape or is a number."""
-        if not self.computed:
+        form = self.form
+        if form == _PASSED_ON:
             return (ct,) * len(self.grads)
-        incoming = flat(ct)
-        size = incoming.size
-        outs = [_empty(size, self.dtype) for _ in self.computed]
-        loop = self.loop or self._backward_loop()
-        loop.kernel(size)(incoming, *saved, *outs)
-        shape, dtype = node.shape, self.dtype
-        if len(outs) == len(self.grads):
-            return tuple([make(out, None, shape, dtype, None) for out in outs])
+        size = ct.size
+        kernel = self.small_back
+        if kernel is None or size >= LARGE:
+            kernel = self._backward_loop().kernel(size)
+        out = _empty(size, self.dtype)
+        if form == _ONE:
+            kernel(ct, *saved, out)
+            return (out,)
+        if form == _TWO:
+            other = _empty(size, self.dtype)
+            kernel(ct, *saved, out, other)
+            return out, other
+        outs = [out, *(_empty(size, self.dtype) for _ in self.computed[1:])]
+        kernel(ct, *saved, *outs)
+        return self._arranged(outs, ct)
+
+    def _arranged(self, outs: Sequence[Array], ct: Array) -> tuple[Array, ...]:
+        """The kernel's outputs, and the incoming cotangent where that is an input's whole share."""
         results = iter(outs)
-        return tuple(
-            [make(next(results), None, shape, dtype, None) if grad in self.computed else ct for grad in self.grads]
-        )
+        return tuple([next(results) if any(grad is one for one in self.computed) else ct for grad in self.grads])
 
     def replay(self, node: Node, saved: tuple[Any, ...], ct: Tensor, /) -> tuple[Tensor, ...]:
         """The same from tracked tensors, by the operations that the partial derivatives are made of."""
@@ -169,23 +188,19 @@ class BroadcastPlan(Plan):
 
     __slots__ = ()
 
-    def pullback(self, node: Node, saved: tuple[Any, ...], ct: Tensor, /) -> tuple[Tensor, ...]:
+    def pullback(self, node: Node, saved: tuple[Any, ...], ct: Array, /) -> tuple[Array, ...]:
         """Cotangents of the tracked inputs, computed at the result's shape, then summed to each input's."""
         *values, row, shapes = saved
-        size = math.prod(node.shape)
+        shape, size = node.shape, ct.size
         outs = [_empty(size, self.dtype) for _ in self.computed]
         if outs and size:
-            loop = self.loop or self._backward_loop()
+            loop = self._backward_loop()
             if "x" in self.kinds:
-                run_strided(loop, [dense(ct), *values], node.shape, outs)
+                run_strided(loop, [ct.reshape(shape), *values], shape, outs)
             else:
-                loop.kernel(size)(flat(ct), *values, *((row,) if row else ()), *outs)
-        results = iter(outs)
-        grads = [
-            make(next(results), None, node.shape, self.dtype, None) if grad in self.computed else ct
-            for grad in self.grads
-        ]
-        return tuple(unbroadcast(grad, shapes[k]) for grad, k in zip(grads, self.tracked, strict=True))
+                loop.kernel(size)(ct, *values, *((row,) if loop.rows else ()), *outs)
+        cts = [make(one, None, shape, self.dtype, None) for one in self._arranged(outs, ct)]
+        return tuple([flat(unbroadcast(one, shapes[k])) for one, k in zip(cts, self.tracked, strict=True)])
 
     def replay(self, node: Node, saved: tuple[Any, ...], ct: Tensor, /) -> tuple[Tensor, ...]:
         """The same from tracked tensors."""
@@ -320,7 +335,7 @@ def call(op: Elementwise, args: Sequence[Any]) -> Any:
     elif "x" in kinds:
         run_strided(plan.forward, parts, shape, [out])
     else:
-        plan.forward.kernel(size)(*parts, *((row,) if row else ()), out)
+        plan.forward.kernel(size)(*parts, *((row,) if plan.forward.rows else ()), out)
     if not tracked:
         return make(out, None, shape, plan.result, None)
     saved = plan.pick(*parts, out if "x" not in kinds else out.reshape(shape))
@@ -333,13 +348,35 @@ def call(op: Elementwise, args: Sequence[Any]) -> Any:
     return result
 
 
-def plan_for(op: Elementwise, dtype: DType, kinds: str, tracked: tuple[int, ...], *, plain: bool) -> Plan:
-    """The plan for these kinds, made when first asked for; `plain` if nothing is broadcast."""
+def record(plan: Plan, saved: tuple[Any, ...], parents: tuple[Node, ...], out: Array, shape: tuple[int, ...]) -> Tensor:
+    """The result `out` as a tensor with a new node, where nothing was broadcast."""
+    node = Node(plan, saved, parents, plan.saved_arrays * out.nbytes, shape, plan.dtype)
+    result = make(out, None, shape, plan.dtype, node)
+    _register(node)
+    return result
+
+
+def plan_for(
+    op: Elementwise,
+    dtype: DType,
+    kinds: str,
+    tracked: tuple[int, ...],
+    *,
+    plain: bool,
+    table: dict[DType, Plan] | None = None,
+) -> Plan:
+    """The plan for these kinds, made when first asked for; `plain` if nothing is broadcast.
+
+    With `table`, the plan is also entered there by its dtype, with its small kernel compiled.
+    """
     key = (dtype, kinds, tracked, plain)
-    plan = op.plans.get(key)
+    plan: Plan | None = op.plans.get(key)
     if plan is None:
         plan = op.plans[key] = (Plan if plain else BroadcastPlan)(op, dtype, kinds, tracked)
-    return plan  # type: ignore[no-any-return]
+    if table is not None:
+        plan.small = plan.forward.kernel(0)
+        table[dtype] = plan
+    return plan
 
 
 def _part(value: Any, kind: str) -> Any:
@@ -364,9 +401,10 @@ def _argument(op: str, value: Any) -> Any:
 
 def from_array(op: str, array: Array) -> Tensor:
     """A plain tensor with a copy of `array`, whose owner may go on writing to it."""
-    if array.dtype.name not in DTYPES:
+    dtype = array.dtype.newbyteorder("=")
+    if dtype not in CANONICAL:
         raise DTypeError(f"`{op}` got an array of dtype {array.dtype}; accepted are {', '.join(DTYPES)}")
-    return wrap(np.array(array, dtype=DTYPES[array.dtype.name], order="C"))
+    return wrap(np.array(array, dtype=CANONICAL[dtype], order="C"))
 
 
 def _common_dtype(op: Elementwise, values: Sequence[Any]) -> DType:
@@ -386,7 +424,7 @@ def _common_dtype(op: Elementwise, values: Sequence[Any]) -> DType:
         )
     if op.result == "float" and dtype.kind != "f":
         return FLOAT64
-    return DTYPES[dtype.name]
+    return CANONICAL[dtype]
 
 
 def _dtypes(values: Sequence[Any]) -> str:
@@ -421,45 +459,48 @@ def broadcast_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ..
 # --- the functions that users call ----------------------------------------------------------------------------------
 
 
+# By count of values and positions picked: a lambda for each, since a general one takes four times as long.
+_PICKERS: dict[tuple[int, tuple[int, ...]], Callable[..., tuple[Any, ...]]] = {
+    (2, ()): lambda x, y: (),
+    (2, (0,)): lambda x, y: (x,),
+    (2, (1,)): lambda x, y: (y,),
+    (2, (0, 1)): lambda x, y: (x, y),
+    (3, ()): lambda x1, x2, y: (),
+    (3, (0,)): lambda x1, x2, y: (x1,),
+    (3, (1,)): lambda x1, x2, y: (x2,),
+    (3, (2,)): lambda x1, x2, y: (y,),
+    (3, (0, 1)): lambda x1, x2, y: (x1, x2),
+    (3, (0, 2)): lambda x1, x2, y: (x1, y),
+    (3, (1, 2)): lambda x1, x2, y: (x2, y),
+    (3, (0, 1, 2)): lambda x1, x2, y: (x1, x2, y),
+}
+
+
 def _picker(positions: tuple[int, ...], count: int) -> Callable[..., tuple[Any, ...]]:
-    """A function of `count` arguments that returns those at `positions` as a tuple."""
-    if positions == tuple(range(count)):
-        return lambda *values: values
-    if not positions:
-        return lambda *values: ()
-    if len(positions) == 1:
-        (k,) = positions
-        return lambda *values: (values[k],)
-    return lambda *values: tuple([values[k] for k in positions])
+    """A function of `count` values that returns those at `positions` as a tuple."""
+    return _PICKERS.get((count, positions)) or (lambda *values: tuple([values[k] for k in positions]))
 
 
 def unary(op: Elementwise) -> Callable[[Any], Any]:
     """The function of one input."""
-    plain: dict[DType, Plan] = {}
-    tracking: dict[DType, Plan] = {}
+    untracked: dict[DType, Plan] = {}
+    tracked: dict[DType, Plan] = {}
     keep = op.differentiable
 
     def function(x, /):  # type: ignore[no-untyped-def]
         if type(x) is Tensor and (a := x._flat) is not None:
-            dtype = x._dtype
             parent = x._node
-            track = keep and parent is not None and mode.enabled
-            plan = (tracking if track else plain).get(dtype)
+            track = parent is not None and keep and mode.enabled
+            plan = (tracked if track else untracked).get(x._dtype)
             if plan is not None:
                 size = a.size
                 out = _empty(size, plan.result)
-                plan.forward.kernel(size)(a, out)
-                shape = x._shape
-                if not track:
-                    return make(out, None, shape, plan.result, None)
-                saved = plan.pick(a, out)
-                node = Node(plan, saved, (parent,), len(saved) * out.nbytes, shape, dtype)
-                result = make(out, None, shape, dtype, node)
-                _register(node)
-                return result
-            if dtype in FLOATS:
-                kinds: tuple[int, ...] = (0,) if track else ()
-                (tracking if track else plain)[dtype] = plan_for(op, dtype, "v", kinds, plain=True)
+                (plan.small if size < LARGE else plan.forward.kernel(size))(a, out)
+                if track:
+                    return record(plan, plan.pick(a, out), (parent,), out, x._shape)
+                return make(out, None, x._shape, plan.result, None)
+            if x._dtype in FLOATS:
+                plan_for(op, x._dtype, "v", (0,) if track else (), plain=True, table=tracked if track else untracked)
         return call(op, (x,))
 
     return function
@@ -468,46 +509,50 @@ def unary(op: Elementwise) -> Callable[[Any], Any]:
 def binary(op: Elementwise, *, operator: bool = False) -> Callable[[Any, Any], Any]:
     """The function of two inputs; as an operator it answers NotImplemented to a type that it does not know."""
     # By which inputs are tracked (bit 0: first, bit 1: second), for two tensors and for a tensor and a number.
-    both: list[dict[DType, Plan]] = [{}, {}, {}, {}]
-    number: list[dict[DType, Plan]] = [{}, {}]
+    both: tuple[dict[DType, Plan], ...] = ({}, {}, {}, {})
+    number: tuple[dict[DType, Plan], ...] = ({}, {})
     keep = op.differentiable
 
     def function(x1, x2, /):  # type: ignore[no-untyped-def]
         if type(x1) is Tensor and (a := x1._flat) is not None:
-            dtype = x1._dtype
             shape = x1._shape
-            first = x1._node
-            kinds = ""
+            dtype = x1._dtype
+            parents = None
+            plans = None
             if type(x2) is Tensor:
                 if x2._shape == shape and x2._dtype is dtype and (b := x2._flat) is not None:
+                    first = x1._node
                     second = x2._node
-                    kinds = "vv"
-                    track = 0
-                    if keep and mode.enabled:
-                        track = (first is not None) + 2 * (second is not None)
-                    plans = both[track]
+                    if (first is None and second is None) or not keep or not mode.enabled:
+                        plans = both[0]
+                    elif second is None:
+                        plans, parents = both[1], (first,)
+                    elif first is None:
+                        plans, parents = both[2], (second,)
+                    else:
+                        plans, parents = both[3], (first, second)
             elif type(x2) is float or type(x2) is int:
                 b = x2
-                kinds = "vs"
-                track = keep and first is not None and mode.enabled
-                plans = number[track]
-            if kinds:
+                first = x1._node
+                if first is None or not keep or not mode.enabled:
+                    plans = number[0]
+                else:
+                    plans, parents = number[1], (first,)
+            if plans is not None:
                 plan = plans.get(dtype)
                 if plan is not None:
                     size = a.size
                     out = _empty(size, plan.result)
-                    plan.forward.kernel(size)(a, b, out)
-                    if not track:
+                    (plan.small if size < LARGE else plan.forward.kernel(size))(a, b, out)
+                    if parents is None:
                         return make(out, None, shape, plan.result, None)
-                    saved = plan.pick(a, b, out)
-                    parents = (first, second) if track == 3 else (first,) if track == 1 else (second,)
-                    node = Node(plan, saved, parents, plan.saved_arrays * out.nbytes, shape, dtype)
-                    result = make(out, None, shape, dtype, node)
-                    _register(node)
-                    return result
+                    return record(plan, plan.pick(a, b, out), parents, out, shape)
                 if dtype in FLOATS:
-                    positions = tuple(k for k in (0, 1) if track >> k & 1)
-                    plans[dtype] = plan_for(op, dtype, kinds, positions, plain=True)
+                    if parents is None:
+                        positions = ()
+                    else:
+                        positions = ((), (0,), (1,), (0, 1))[next(k for k, one in enumerate(both) if one is plans)] if type(x2) is Tensor else (0,)
+                    plan_for(op, dtype, "vs" if type(x2) is not Tensor else "vv", positions, plain=True, table=plans)
         if operator and not isinstance(x2, (Tensor, bool, int, float, np.ndarray, np.generic)):
             return NotImplemented
         return call(op, (x1, x2))

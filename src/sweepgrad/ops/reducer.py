@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from sweepgrad.kernels import emit
-from sweepgrad.kernels.cpu import compile_kernel
+from sweepgrad.kernels.cpu import Kernel, compile_kernel
 from sweepgrad.kernels.expr import Expr, Scalar, symbol
 from sweepgrad.ops.plan import LARGE
-from sweepgrad.tensor import DTYPES, Array, DType
+from sweepgrad.tensor import Array, DType
 
 ELEMENT, LEFT, RIGHT, COUNT = (symbol(name) for name in "xabn")
 """What a reduction's expressions read: an element, two partial results, the number of elements."""
@@ -36,38 +34,48 @@ class Reducer:
         self.combine = combine
         self.mapped = mapped
         self.finish = finish
+        self._kernels: dict[tuple[DType, DType, bool], Kernel] = {}
 
     def __call__(self, x: Array, axes: tuple[int, ...], keepdims: bool, dtype: DType | None = None) -> Array:
         """`x` reduced over `axes`; `dtype` is the result's, by default x's."""
-        kept = tuple(k for k in range(x.ndim) if k not in axes)
-        outer, inner = _groups(axes, x.ndim)
-        if outer is None:  # the axes are not neighbours: bring them to the end
-            x_moved = np.transpose(x, kept + axes)
-            outer, inner = kept, ()
-        else:
-            x_moved = x
-        n = math.prod(x.shape[k] for k in axes)
+        shape = x.shape
         result = x.dtype if dtype is None else dtype
-        out = np.empty(math.prod(x.shape[k] for k in kept), result)
-        flat = np.ascontiguousarray(x_moved).reshape(-1)
+        if len(axes) == len(shape):
+            out = np.empty(1, result)
+            flat = np.ascontiguousarray(x).reshape(-1)
+            self.kernel(x.dtype, result, nogil=flat.size >= LARGE)(flat, 1, flat.size, 1, out)
+            return out.reshape((1,) * len(shape) if keepdims else ())
+        kept = tuple(k for k in range(len(shape)) if k not in axes)
+        outer, inner = _groups(axes, len(shape))
+        if outer is None:  # the axes are not neighbours: bring them to the end
+            x = np.transpose(x, kept + axes)
+            outer, inner = kept, ()
+        lengths = [math.prod([shape[k] for k in group]) for group in (outer, axes, inner)]
+        out = np.empty(lengths[0] * lengths[2], result)
         if out.size:
-            kernel = self.kernel(x.dtype.name, result.name, nogil=flat.size >= LARGE)
-            kernel(flat, math.prod(x.shape[k] for k in outer), n, math.prod(x.shape[k] for k in inner), out)
-        return out.reshape([1 if k in axes else m for k, m in enumerate(x.shape) if keepdims or k not in axes])
+            flat = np.ascontiguousarray(x).reshape(-1)
+            self.kernel(x.dtype, result, nogil=flat.size >= LARGE)(flat, *lengths, out)
+        return out.reshape([1 if k in axes else m for k, m in enumerate(shape) if keepdims or k not in axes])
 
-    @functools.cache  # noqa: B019  # the reducers live as long as the module
-    def kernel(self, dtype: str, result: str, *, nogil: bool) -> Callable[..., None]:
+    def kernel(self, dtype: DType, result: DType, *, nogil: bool) -> Kernel:
         """The compiled kernel from `dtype` to `result`."""
+        key = (dtype, result, nogil)
+        found = self._kernels.get(key)
+        if found is None:
+            found = self._kernels[key] = self._compile(dtype.name, result.name, nogil)
+        return found
+
+    def _compile(self, dtype: str, result: str, nogil: bool) -> Kernel:
         accumulator = "float64" if result == "float32" else result
         identity = self.identity
         if identity is None:
-            kind = DTYPES[dtype].kind
             least = self.name == "max"
-            bound = np.iinfo(dtype) if kind in "iu" else None
-            identity = (bound.min if least else bound.max) if bound else (-math.inf if least else math.inf)
-        source = emit.header(self.name, dtype, accumulator) + emit.reduction(
-            self.mapped, identity, self.combine, self.finish
-        )
+            if dtype.startswith("float"):
+                identity = -math.inf if least else math.inf
+            else:
+                identity = int(np.iinfo(dtype).min if least else np.iinfo(dtype).max)
+        head = emit.header(self.name, dtype, accumulator)
+        source = head + emit.reduction(self.mapped, identity, self.combine, self.finish)
         return compile_kernel(source, [f"{dtype}:1C", "int64", "int64", "int64", f"{result}:1C"], nogil=nogil)
 
 

@@ -15,9 +15,9 @@ from sweepgrad.errors import DTypeError, ShapeError
 from sweepgrad.kernels.expr import call, const
 from sweepgrad.ops.elementwise import divide, equal, exp, log, sqrt, square
 from sweepgrad.ops.reducer import COUNT, ELEMENT, LEFT, RIGHT, Reducer
-from sweepgrad.ops.shape import as_dtype, astype, broadcast_to, concat, permute_dims, reshape
+from sweepgrad.ops.shape import as_dtype, astype, concat, permute_dims, reshape
 from sweepgrad.ops.structural import Call, argument, composed, normal_axes, normal_axis, run, structural
-from sweepgrad.tensor import DTYPES, DType, Tensor, dense, wrap
+from sweepgrad.tensor import DTYPES, Array, DType, Tensor, dense, wrap
 
 Axis = int | tuple[int, ...] | None
 
@@ -43,10 +43,36 @@ _min = Reducer(
 )
 
 
+def _repeat(reduced: Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
+    """`reduced` repeated along `axes` to `shape`; its own axes of length 1 there are there or not."""
+    out = np.empty(shape, reduced.dtype)
+    if reduced.size == 1:
+        out.fill(reduced.item())
+    else:
+        out[...] = reduced.reshape([1 if k in axes else n for k, n in enumerate(shape)])
+    return out
+
+
+@structural(
+    forward=_repeat,
+    vjp=lambda ct, call: [reshape(sum(ct, axis=call.params["axes"]), call.inputs[0].shape)],
+    like="np.broadcast_to(np.expand_dims(x, axes), shape)",
+    cases=[([(3,)], {"shape": (2, 3, 4), "axes": (0, 2)}), ([()], {"shape": (2, 3), "axes": (0, 1)})],
+)
+def expand(x: Any, /, shape: tuple[int, ...], axes: tuple[int, ...]) -> Tensor:
+    """x, the result of a reduction over `axes`, repeated along them to `shape`: the transpose of a sum."""
+    return run("expand", [argument("expand", x)], shape=shape, axes=axes)
+
+
 def _expanded(reduced: Tensor, call: Call) -> Tensor:
     """A reduced tensor with the reduced axes as axes of length 1 again."""
     shape = call.inputs[0].shape
     return reshape(reduced, tuple(1 if k in call.params["axes"] else n for k, n in enumerate(shape)))
+
+
+def _full(reduced: Tensor, call: Call) -> Tensor:
+    """A reduced tensor repeated to the shape from which it was reduced."""
+    return run("expand", [reduced], shape=call.inputs[0].shape, axes=call.params["axes"])
 
 
 def _accumulated(op: str, x: Tensor, dtype: Any) -> DType:
@@ -67,7 +93,7 @@ _CASES = [
 
 @structural(
     forward=_sum,
-    vjp=lambda ct, call: [broadcast_to(_expanded(ct, call), call.inputs[0].shape)],
+    vjp=lambda ct, call: [_full(ct, call)],
     like="np.sum(x, axis=axis, keepdims=keepdims)",
     cases=_CASES,
 )
@@ -89,7 +115,7 @@ def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = Fal
 def _mean_vjp(ct: Tensor, call: Call) -> list[Tensor]:
     shape = call.inputs[0].shape
     count = math.prod(shape[k] for k in call.params["axes"])
-    return [broadcast_to(_expanded(ct, call) / count, shape)]
+    return [_full(ct / count, call)]
 
 
 @structural(forward=_mean, vjp=_mean_vjp, like="np.mean(x, axis=axis, keepdims=keepdims)", cases=_CASES)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,26 +13,28 @@ import numpy as np
 from sweepgrad.errors import ArgumentError, DTypeError, ShapeError
 from sweepgrad.ops.plan import unbroadcast
 from sweepgrad.ops.structural import argument, composed, normal_axes, normal_axis, run, structural
-from sweepgrad.tensor import DTYPES, DType, Tensor
+from sweepgrad.tensor import CANONICAL, DTYPES, DType, Tensor
 
 
 def as_dtype(op: str, dtype: Any) -> DType:
     """`dtype` as one that tensors can have."""
+    if isinstance(dtype, np.dtype) and dtype in CANONICAL:
+        return CANONICAL[dtype]
     try:
         found = np.dtype(dtype)
     except TypeError:
         raise DTypeError(f"`{op}` got dtype {dtype!r}; accepted are {', '.join(DTYPES)}") from None
-    if found.name not in DTYPES:
+    if found not in CANONICAL:
         raise DTypeError(f"`{op}` got dtype {found}; accepted are {', '.join(DTYPES)}")
-    return DTYPES[found.name]
+    return CANONICAL[found]
 
 
 def as_shape(op: str, shape: Any) -> tuple[int, ...]:
     """`shape`, an int or a sequence of ints that are not negative, as a tuple."""
     values = shape if isinstance(shape, (tuple, list)) else (shape,)
     try:
-        found = tuple(int(n.__index__()) for n in values)
-    except AttributeError:
+        found = tuple(map(operator.index, values))
+    except TypeError:
         raise DTypeError(f"`{op}` needs a shape of integers; found {shape!r}") from None
     if any(n < 0 for n in found):
         raise ShapeError(f"`{op}` needs a shape without negative lengths; found {found}")
@@ -73,7 +77,7 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Tensor:
     """
     x = argument("reshape", x)
     values = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-    if values.count(-1) == 1 and x.size:
+    if values.count(-1) == 1:
         known = -math.prod(values)
         values = tuple(x.size // known if n == -1 and known > 0 else n for n in values)
     values = as_shape("reshape", values)
@@ -226,7 +230,7 @@ def concat(arrays: Sequence[Any], /, *, axis: int | None = 0) -> Tensor:
     """
     tensors = _alike("concat", arrays)
     if axis is None:
-        tensors = [reshape(tensor, (-1,)) if tensor.size else reshape(tensor, (0,)) for tensor in tensors]
+        tensors = [reshape(tensor, (-1,)) for tensor in tensors]
         axis = 0
     first = tensors[0]
     if first.ndim == 0:

@@ -21,7 +21,7 @@ from sweepgrad.graph import process
 from sweepgrad.graph.node import Node
 from sweepgrad.ops.op import OPS, Op, describe, reject
 from sweepgrad.ops.plan import from_array
-from sweepgrad.tensor import DTYPES, Array, DType, Tensor, attach, dense, wrap
+from sweepgrad.tensor import CANONICAL, Array, DType, Tensor, attach, dense, flat, make, wrap
 
 _register = process.registry.register
 
@@ -95,16 +95,18 @@ class Structural(Composed):
         output = wrap(result) if self.saves_output else None
         nbytes = sum(tensors[k].nbytes for k in self.saves) + (result.nbytes if self.saves_output else 0)
         parents = tuple(tensors[k]._node for k in needed)
-        dtype = DTYPES[result.dtype.name]
+        dtype = CANONICAL[result.dtype]
         node = Node(self, (inputs, output, params, needed), parents, nbytes, result.shape, dtype)  # type: ignore[arg-type]
         tensor = wrap(result, node)
         _register(node)
         return tensor
 
-    def pullback(self, node: Node, saved: Any, ct: Tensor, /) -> tuple[Tensor | None, ...]:
-        """Cotangents of the tracked inputs."""
+    def pullback(self, node: Node, saved: Any, ct: Array, /) -> tuple[Array | None, ...]:
+        """Cotangents of the tracked inputs, flat."""
         inputs, output, params, needed = saved
-        return self._run(ct, Call(inputs, output, params, needed))
+        tensor = make(ct, None, node.shape, node.dtype, None)
+        cts = self._run(tensor, Call(inputs, output, params, needed))
+        return tuple([None if one is None else flat(one) for one in cts])
 
     def replay(self, node: Node, saved: Any, ct: Tensor, /) -> tuple[Tensor | None, ...]:
         """The same, with the saved tensors as handles on the nodes that they were."""

@@ -1,0 +1,223 @@
+"""The command line: `sweepgrad run` sweeps the graph of any script, `sweepgrad info` describes this installation.
+
+Guarantees of `run`
+- The script sees what `python script.py args` would show it: `sys.argv`, `sys.path`, a fresh `__main__` module. Its
+  exit status, its traceback and its standard output are its own.
+- The summary is the last thing written, after the script's own exit handlers and threads, and goes to standard error;
+  where that is closed it is left out, and it never changes the exit status.
+
+What `run` cannot undo: NumPy is imported before the script starts, so settings that NumPy reads from the environment
+when it is imported, such as the number of BLAS threads, have to be made outside the script.
+"""
+
+import argparse
+import atexit
+import builtins
+import io
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import NoReturn
+
+from sweepgrad import config, graph
+from sweepgrad._version import __version__
+from sweepgrad.config import AUTO_SWEEP
+from sweepgrad.errors import ArgumentError
+from sweepgrad.graph.process import sweep, sweeper
+from sweepgrad.graph.report import format_bytes
+
+PREFIX = "SWEEPGRAD_"
+SETTINGS = {name for name in vars(config).values() if isinstance(name, str) and name.startswith(PREFIX)}
+"""Every variable of the environment that means something to sweepgrad."""
+
+# The `__main__` in whose place the script's was put. It must stay alive: where a script raised, CPython 3.11 still
+# deletes `__file__` from its dictionary after it has dropped its own reference, and the process crashes at exit.
+_replaced: list[ModuleType] = []
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line `argv`, by default that of the process."""
+    parser = argparse.ArgumentParser(
+        prog="sweepgrad", description="Automatic differentiation with a graph that never grows unseen."
+    )
+    parser.add_argument("--version", action="version", version=f"sweepgrad {__version__}")
+    commands = parser.add_subparsers(metavar="command", required=True)
+
+    run_parser = commands.add_parser(
+        "run",
+        help="run a script with the sweeper on, and sum up its graph at the end",
+        usage="%(prog)s [-h] [--sweep INTERVAL] script.py [args ...]",
+        description="Run a script as `python script.py args` would, with the sweeper on; at the end, say on standard "
+        "error what became of the nodes of its graph.",
+    )
+    run_parser.add_argument(
+        "--sweep",
+        metavar="INTERVAL",
+        type=_interval,
+        help=f"time between two sweeps: 0.5, 500ms, 2s, 1m, on (1 s) or off; by default {AUTO_SWEEP}, or on. "
+        f"The script and its child processes find it in {AUTO_SWEEP}",
+    )
+    # The script's name is part of the remainder, so that argparse leaves every word after it alone, `--` included.
+    run_parser.add_argument("command", metavar="script.py [args ...]", nargs=argparse.REMAINDER)
+    run_parser.set_defaults(function=lambda options: run(options.command, options.sweep, run_parser.error))
+
+    info_parser = commands.add_parser("info", help="show versions, the kernel cache and the settings in force")
+    info_parser.set_defaults(function=lambda _: print(info()))
+
+    options = parser.parse_args(argv)
+    options.function(options)
+
+
+def _interval(text: str) -> str:
+    """`text`, once it is known to be an interval."""
+    try:
+        config.parse_interval(text, subject="--sweep")
+    except ArgumentError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+# --- run ------------------------------------------------------------------------------------------------------------
+
+
+def run(command: Sequence[str], interval: str | None, fail: Callable[[str], NoReturn]) -> None:
+    """Run the script `command[0]` with the arguments that follow it; `fail` reports an unusable command line."""
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        fail("the following arguments are required: script.py")
+    path = os.path.join(os.getcwd(), command[0])  # not normalised, as Python does not: it is part of every traceback
+    try:
+        module, folder, get_code = _prepare(path)
+    except OSError as error:
+        fail(f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}")
+    sys.argv = [*command]
+    if not sys.flags.safe_path:
+        sys.path[0] = folder  # what stood there was our own folder, or with `python -m` the current one
+    _replaced.append(sys.modules["__main__"])
+    sys.modules["__main__"] = module
+    _start_sweeper(interval)
+    atexit.register(_report, os.getpid())  # registered before the script's own handlers, so it runs after them
+    try:
+        exec(get_code(), module.__dict__)
+    except SystemExit:
+        raise
+    except BaseException:
+        # Python itself reports it and chooses the exit status: for KeyboardInterrupt it ends the process by SIGINT.
+        _hide_runner(module)
+        raise
+
+
+def _prepare(path: str) -> tuple[ModuleType, str, Callable[[], CodeType]]:
+    """The module `__main__` for the script at `path`, its entry in `sys.path`, and a function that gives its code."""
+    finder = pkgutil.get_importer(path)  # a folder and a zip file have one
+    if finder is not None:
+        spec = finder.find_spec("__main__")
+        if spec is None or spec.loader is None:
+            raise SystemExit(f"{sys.executable}: can't find '__main__' module in {path!r}")
+        module, folder = module_from_spec(spec), path
+        get_code = partial(spec.loader.get_code, "__main__")  # type: ignore[attr-defined]
+    else:
+        with io.open_code(path) as file:
+            source = file.read()
+        module, folder = ModuleType("__main__"), str(Path(path).resolve().parent)
+        vars(module).update(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+        get_code = partial(compile, source, path, "exec", dont_inherit=True)
+    vars(module).update(__builtins__=builtins, __annotations__={})
+    return module, folder, get_code
+
+
+def _start_sweeper(interval: str | None) -> None:
+    """Sweep every `interval`, or as the environment says, or else by default, here and in child processes."""
+    if interval is None:
+        interval = os.environ.get(AUTO_SWEEP, "").strip() or "on"
+    os.environ[AUTO_SWEEP] = interval  # a forked child sweeps as its parent does; this makes a spawned one do so, too
+    seconds = config.auto_sweep_interval()
+    if seconds is None:
+        sweeper.stop()
+    else:
+        sweeper.start(seconds)
+
+
+def _hide_runner(module: ModuleType) -> None:
+    """Let tracebacks begin with the script's first frame, where `python script.py` begins them."""
+    hook = sys.excepthook
+
+    def excepthook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        while traceback is not None and traceback.tb_frame.f_globals is not module.__dict__:
+            traceback = traceback.tb_next
+        sys.last_traceback = traceback
+        hook(kind, error.with_traceback(traceback), traceback)
+
+    sys.excepthook = excepthook
+
+
+def _report(pid: int) -> None:
+    """Write the summary, unless this is a forked child of the process `pid` that ran the script."""
+    stream = sys.__stderr__  # whatever the script put in the place of `sys.stderr`
+    if os.getpid() != pid or stream is None or stream.closed:
+        return
+    text = summary()
+    try:
+        stream.flush()
+        # Not through the stream: what it could not write it would keep, and fail again at exit, with status 120.
+        os.write(stream.fileno(), text.encode())
+    except (OSError, ValueError):
+        pass
+
+
+def summary() -> str:
+    """What became of the nodes registered so far, in two lines, after one last sweep."""
+    sweep(collect_cycles=True)
+    stats = graph.stats()
+    return (
+        f"sweepgrad: {stats.registered:,} nodes registered: {stats.consumed:,} consumed, {stats.swept:,} swept, "
+        f"{stats.nodes:,} still live ({format_bytes(stats.saved_bytes)} saved)\n"
+        f"sweepgrad: {stats.peak:,} nodes at the peak; {stats.sweep_seconds * 1e3:,.1f} ms spent in "
+        f"{stats.sweeps:,} sweeps\n"
+    )
+
+
+# --- info -----------------------------------------------------------------------------------------------------------
+
+
+def info() -> str:
+    """Versions, the kernel cache, the settings in the environment and the thresholds, one to a line."""
+    from importlib.metadata import version
+    from platform import platform, python_version
+
+    limit = graph.get_threshold()
+    lines = {
+        "sweepgrad": __version__,
+        "Python": f"{python_version()} on {platform()}",
+        "NumPy": version("numpy"),
+        "Numba": version("numba"),  # asked of its metadata, since importing it takes a second
+        "cache": _cache(config.cache_dir()),
+        "sweeper": f"every {sweeper.interval:g} s" if sweeper.is_running() else "off",
+        "thresholds": f"{limit.nodes:,} dropped nodes, {format_bytes(limit.bytes)} saved since the last sweep",
+    }
+    for name in sorted(SETTINGS | {name for name in os.environ if name.startswith(PREFIX)}):
+        value = repr(os.environ[name]) if name in os.environ else "not set"
+        lines[name] = value if name in SETTINGS else f"{value} (not a setting of sweepgrad)"
+    width = max(map(len, lines))
+    return "\n".join(f"{name:{width}}  {value}" for name, value in lines.items())
+
+
+def _cache(folder: Path) -> str:
+    """The cache folder and how much it holds."""
+    if not folder.exists():
+        return f"{folder} (not there yet)"
+    sizes = []
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            try:
+                sizes.append((Path(parent) / name).lstat().st_size)
+            except OSError:  # removed meanwhile
+                continue
+    return f"{folder} ({len(sizes):,} files, {format_bytes(sum(sizes))})"
