@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from strategies import examples, seeds
 
 import sweepgrad as sg
+from strategies import examples, seeds
 
 
 @pytest.fixture(autouse=True)
 def _audited():
     """The registry's counts are right as the test left it, and after a sweep."""
-    sg.sweep(collect_cycles=True)
+    sg.sweep()
     yield
     sg.graph.audit()
     gc.collect()
@@ -323,9 +323,8 @@ def test_create_graph_under_no_grad_and_not_after_it():
         y.backward(create_graph=True)
         assert not sg.is_grad_enabled()
     assert x.grad.requires_grad
-    second = sg.grad(lambda: 0, argnums=())if False else x.grad
-    x.grad = None
-    second.backward(retain_graph=True)
+    first, x.grad = x.grad, None
+    first.backward()
     assert x.grad.item() == 12.0
     assert not x.grad.requires_grad
 
@@ -477,7 +476,10 @@ def test_a_hook_with_tracked_values_leaves_nothing_tracked():
 def test_a_hook_that_returns_something_else(result, found):
     x = variable(1.0, 2.0)
     y = (x * x).sum()
-    with x.register_hook(lambda ct: result), pytest.raises(sg.ShapeError, match=f"the hook .* returned {found}; needed"):
+    with (
+        x.register_hook(lambda ct: result),
+        pytest.raises(sg.ShapeError, match=f"the hook .* returned {found}; needed"),
+    ):
         y.backward()
     assert x.grad is None
     y.backward()
@@ -518,7 +520,12 @@ def test_a_hook_that_raises_leaves_everything_as_it_was(error, create_graph, whe
 def test_a_hook_may_run_backward_itself():
     x, other = variable(2.0), variable(5.0)
     y = x * x
-    y.register_hook(lambda ct: (other * other).backward())
+
+    @sg.enable_grad()
+    def hook(ct):
+        (other * other).backward()
+
+    y.register_hook(hook)
     y.backward()
     assert (x.grad.item(), other.grad.item()) == (4.0, 10.0)
 
@@ -573,7 +580,13 @@ def test_a_variable_made_anew_gets_the_gradient_of_its_new_graph():
 
 def test_is_variable():
     x = variable(1.0)
-    assert [t.is_variable for t in (x, x * 2.0, x.detach(), sg.ones(()), sg.asarray(x))] == [True, False, False, False, True]
+    assert [t.is_variable for t in (x, x * 2.0, x.detach(), sg.ones(()), sg.asarray(x))] == [
+        True,
+        False,
+        False,
+        False,
+        True,
+    ]
     assert [t.requires_grad for t in (x, x * 2.0, x.detach(), x > 0.0)] == [True, True, False, False]
 
 
@@ -701,7 +714,7 @@ def f(x, y, *, scale=1.0):
     ],
 )
 def test_argnums(argnums, expected):
-    x, y = np.array([2.0, 4.0]), [3.0, 5.0]
+    x, y = np.array([2.0, 4.0]), np.array([3.0, 5.0])
     value, gradient = sg.value_and_grad(f, argnums)(x, y)
     again = sg.grad(f, argnums)(sg.asarray(x), y, scale=2.0)
     assert value.item() == 92.0
@@ -716,8 +729,8 @@ def test_argnums(argnums, expected):
 def test_grad_touches_no_grad_and_leaves_nothing():
     x, w = variable(2.0, 4.0), variable(1.0, 1.0)
     before = state()
-    plain = sg.grad(f)([2.0, 4.0], [1.0, 1.0])
-    assert state() == (*before[:4], state()[4])
+    plain = sg.grad(f)([2.0, 4.0], np.ones(2))
+    assert state()[:4] == before[:4]
     captured = sg.grad(lambda a: f(a, w))(x)
     assert captured.requires_grad
     assert (x.grad, w.grad) == (None, None)
@@ -788,7 +801,12 @@ def test_under_no_grad_the_result_is_plain():
 
 
 def test_what_does_not_depend_has_zero_gradient():
-    for function in (lambda x, y: sg.ones(()), lambda x, y: y * 1.0, lambda x, y: sg.sum(x.detach()), lambda x, y: x.sum() * 0.0):
+    for function in (
+        lambda x, y: sg.ones(()),
+        lambda x, y: y * 1.0,
+        lambda x, y: sg.sum(x.detach()),
+        lambda x, y: x.sum() * 0.0,
+    ):
         value, gradient = sg.value_and_grad(function)(np.ones((2, 3), np.float32), variable(2.0))
         assert value.shape == ()
         assert gradient.tolist() == np.zeros((2, 3)).tolist()
@@ -830,7 +848,7 @@ def test_hooks_inside_a_differentiated_function():
         (lambda: sg.grad(f, argnums=(1, 1)), sg.ArgumentError, "argnums that differ, at least one"),
         (lambda: sg.grad(f, argnums=2)(1.0, 2.0), sg.ArgumentError, "argnums=2 for 2 positional arguments"),
         (lambda: sg.grad(f, argnums=-3)(1.0, 2.0), sg.ArgumentError, "argnums=-3 for 2 positional arguments"),
-        (lambda: sg.grad(f)(), sg.ArgumentError, "argnums=0 for 0 positional arguments"),
+        (sg.grad(f), sg.ArgumentError, "argnums=0 for 0 positional arguments"),
         (lambda: sg.grad(f, argnums=(1, -1))(1.0, 2.0), sg.ArgumentError, "names one of 2 arguments twice"),
         (lambda: sg.grad(f)(2, 3), sg.DTypeError, "`grad` by argument 0 needs a float dtype; found int64"),
         (lambda: sg.grad(f)("x", 3), sg.DTypeError, "`asarray` got dtype"),
@@ -865,13 +883,16 @@ def test_a_function_that_raises_leaves_nothing():
 def test_ten_thousand_statistics_of_a_kept_parameter_leave_one_node():
     before = state()
     w = variable(0.5, -1.0)
+    most = 0
     for k in range(10_000):
         (sg.exp(w).mean() if k % 2 else sg.sum(w * w)).item()
+        if k % 100 == 0:
+            most = max(most, sg.graph.stats().nodes)
+    assert most < before[0] + 2 * sg.graph.get_threshold().nodes
     sg.sweep()
     nodes, variables, childless, saved, consumed = state()
     assert (nodes, variables, childless) == tuple(n + 1 for n in before[:3])
     assert (saved, consumed) == before[3:]
-    assert sg.graph.stats().peak < before[0] + 10_000
     sg.exp(w).sum().backward()
     np.testing.assert_allclose(w.grad.numpy(), np.exp([0.5, -1.0]), rtol=1e-15)
 

@@ -85,7 +85,9 @@ def random_array(seed, shape, layout):
 
 
 @examples(150)
-@given(data=st.data(), shape=hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4), layout=layouts, seed=seeds)
+@given(
+    data=st.data(), shape=hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4), layout=layouts, seed=seeds
+)
 def test_basic_index(data, shape, layout, seed):
     x, rng = random_array(seed, shape, layout)
     check_key(x, data.draw(hnp.basic_indices(shape, allow_newaxis=True, max_dims=6)), rng)

@@ -86,7 +86,13 @@ def test_twenty_steps(case, dtype):
     """Several shapes and layouts, random gradients, and a learning rate that changes at every step."""
     make, plain = case
     rng = np.random.default_rng(7)
-    shapes = [((3, 4), "contiguous"), ((2, 3), "transposed"), ((), "contiguous"), ((5,), "reversed"), ((0, 2), "contiguous")]
+    shapes = [
+        ((3, 4), "contiguous"),
+        ((2, 3), "transposed"),
+        ((), "contiguous"),
+        ((5,), "reversed"),
+        ((0, 2), "contiguous"),
+    ]
     start = [laid_out(rng.standard_normal(shape).astype(dtype), layout) for shape, layout in shapes]
     params = [sg.asarray(value, requires_grad=True) for value in start]
     values = [value.astype(np.float64) for value in start]

@@ -154,7 +154,9 @@ def test_softmax(name, data, shape, dtype, layout, seed):
 
 def expanded(reduced, shape, axis):
     """`reduced`, with its reduced axes as axes of length 1 again."""
-    axes = range(len(shape)) if axis is None else [k % len(shape) for k in (axis if isinstance(axis, tuple) else (axis,))]
+    axes = (
+        range(len(shape)) if axis is None else [k % len(shape) for k in (axis if isinstance(axis, tuple) else (axis,))]
+    )
     return np.reshape(reduced, [1 if k in axes else n for k, n in enumerate(shape)])
 
 
@@ -164,9 +166,7 @@ def others(x, axis):
     for index in np.ndindex(x.shape):
         rest = np.array(x)
         rest[index] = 1
-        out[index] = expanded(np.prod(rest, axis=axis), x.shape, axis)[
-            tuple(0 if n == 1 else i for i, n in zip(index, expanded(np.prod(x, axis=axis), x.shape, axis).shape, strict=True))
-        ]
+        out[index] = np.broadcast_to(np.prod(rest, axis=axis, keepdims=True), x.shape)[index]
     return out
 
 

@@ -43,7 +43,7 @@ class _SetMode:
         kinds = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
         if any(is_kind(function) for is_kind in kinds):
             raise DTypeError(
-                f"`{type(self).__name__}` cannot decorate {function.__name__}, a generator or coroutine, which would "
+                f"`{type(self).__name__}` cannot decorate {function!r}, a generator or coroutine, which would "
                 "run in its caller's mode between steps; use `with` inside it"
             )
 

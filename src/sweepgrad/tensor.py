@@ -56,7 +56,7 @@ CANONICAL: dict[DType, DType] = {dtype: dtype for dtype in DTYPES.values()}
 
 _registry = process.registry
 _dropped = process.registry.dropped.append
-_new: Callable[[type["Tensor"]], "Tensor"] = object.__new__
+_new: Callable[[Any], "Tensor"] = object.__new__
 
 
 class Tensor(_Operators):
@@ -77,7 +77,7 @@ class Tensor(_Operators):
     __array_ufunc__ = None  # so that `ndarray * tensor` asks the tensor
     __hash__ = object.__hash__  # by identity: `==` compares elements
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Tensor":
         """Refuse: tensors come from `asarray` and from operations."""
         raise DTypeError("`Tensor` is not called directly; make one with `sweepgrad.asarray(data, requires_grad=...)`")
 
@@ -357,7 +357,8 @@ class Tensor(_Operators):
     def register_hook(self, hook: "Callable[[Tensor], Tensor | None]") -> "HookHandle":
         """Call `hook(cotangent)` when a backward pass has this tensor's whole cotangent; returns a removable handle.
 
-        What the hook returns, unless None, replaces the cotangent: a tensor of the same shape and dtype.
+        What the hook returns, unless None, replaces the cotangent: a tensor of the same shape and dtype. Operations in
+        the hook are recorded if the pass was called with `create_graph`, or under `enable_grad`.
 
         Raises:
             RuntimeError: if the tensor is not tracked.
@@ -486,7 +487,7 @@ def _make_variable(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def cotangent(result: Tensor, gradient: object) -> Tensor:
+def cotangent(result: Tensor, gradient: Any) -> Tensor:
     """`gradient` as a tensor like `result`; ones where it is None and `result` has one element."""
     if gradient is None:
         if result.size != 1:

@@ -105,7 +105,7 @@ def _entered(arg: Any, position: int) -> Tensor:
     if not tensor.requires_grad:
         return variable(tensor)
     with enable_grad():
-        return positive(tensor)  # type: ignore[no-any-return]
+        return positive(tensor)
 
 
 def _differentiated(value: Any, inputs: list[Tensor], recording: bool) -> tuple[Tensor, list[Tensor]]:

@@ -72,6 +72,13 @@ def test_zero_cotangents_arrive_and_absent_ones_do_not(registry):
     assert (x._grad, y._grad, z._grad) == (1.0, 0.0, None)
 
 
+def test_absent_part_leaves_what_came_over_another_edge(registry):
+    x = variable(registry, 1.0)
+    run_backward(record(Rule("first", lambda ct: (ct, None)), 1.0, (), x, x))
+    run_backward(record(Rule("second", lambda ct: (None, ct)), 1.0, (), x, x))
+    assert x._grad == 2.0
+
+
 def test_operations_that_no_cotangent_reaches_do_not_run(registry):
     x = variable(registry, 1.0)
     inner = Rule("inner", lambda ct: (ct,))
@@ -90,6 +97,16 @@ def test_children_run_before_parents(registry):
     d = passing(b + c, lambda: order.append("d"))
     run_backward(d * a)
     assert order == ["d", "c", "b", "a"]
+
+
+def test_each_node_is_visited_once_however_many_paths_lead_to_it(registry):
+    x = variable(registry, 1.0)
+    y = x
+    for _ in range(100):
+        y = y + y
+    assert [node.id for node in backward_module.reachable(y.node)] == list(range(101, 0, -1))
+    run_backward(y)
+    assert x._grad == 2.0**100
 
 
 def test_own_sums_only_may_be_overwritten(registry):
@@ -185,6 +202,18 @@ def test_dead_variables_get_nothing_and_rules_that_lead_only_to_them_do_not_run(
     assert (shared.calls, vain.calls) == (1, 0)
 
 
+def test_parts_for_dead_variables_are_not_even_added(registry):
+    x, dead = variable(registry, 2.0), variable(registry, 3.0)
+    y = (x * dead) * dead
+    del dead
+
+    def add_nothing(total, part):
+        raise AssertionError("two parts for a dead variable were added")
+
+    run_backward(y, arithmetic=backward_module.Arithmetic(add=add_nothing))
+    assert x._grad == 9.0
+
+
 def test_pass_that_leads_to_nothing_living_runs_no_rule(registry):
     dead = variable(registry, 3.0)
     rule = Rule("vain", lambda ct: (ct,))
@@ -266,6 +295,7 @@ def test_gradients_consumes_what_it_ran(registry):
     x = variable(registry, 2.0)
     y = x * x
     assert run_gradients(y, [x]) == [4.0]
+    assert (stats(registry).nodes, stats(registry).consumed) == (1, 1)
     with pytest.raises(GraphConsumedError):
         run_backward(y)
     assert x._grad is None

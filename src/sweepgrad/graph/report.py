@@ -81,7 +81,8 @@ class GraphStats:
         return (
             f"{self.nodes:,} nodes ({self.variables:,} variables, {self.childless:,} childless), "
             f"{format_bytes(self.saved_bytes)} saved, {self.dropped:,} dropped and waiting; "
-            f"{self.registered:,} registered, {self.consumed:,} consumed, {self.swept:,} swept in {self.sweeps:,} sweeps"
+            f"{self.registered:,} registered, {self.consumed:,} consumed, {self.swept:,} swept "
+            f"in {self.sweeps:,} sweeps"
         )
 
 

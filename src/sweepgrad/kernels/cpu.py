@@ -48,6 +48,7 @@ def compile_kernel(source: str, signature: Sequence[str], *, nogil: bool = False
 def _build(source: str, signature: tuple[str, ...], nogil: bool) -> Kernel:
     import numba
 
+    njit: Any = numba.njit
     types = tuple(_numba_type(name) for name in signature)
     options = {"error_model": "numpy", "nogil": nogil}
     digest = hashlib.sha256(repr((source, signature, nogil)).encode()).hexdigest()[:32]
@@ -59,14 +60,14 @@ def _build(source: str, signature: tuple[str, ...], nogil: bool) -> Kernel:
     kernel = module.kernel
     if path is not None:
         try:
-            dispatcher = numba.njit(types, cache=True, **options)(kernel)
+            dispatcher: Any = njit(types, cache=True, **options)(kernel)
         except Exception as error:  # a damaged entry can raise anything at all; a real fault raises again below
             log.info("sweepgrad: the cache entry of %s is not usable (%r) and is rebuilt", path.name, error)
             for stale in path.parent.glob(f"__pycache__/{path.stem}*"):
                 stale.unlink(missing_ok=True)
         else:
             return dispatcher.overloads[types].entry_point  # type: ignore[no-any-return]
-    dispatcher = numba.njit(types, **options)(kernel)
+    dispatcher = njit(types, **options)(kernel)
     return dispatcher.overloads[types].entry_point  # type: ignore[no-any-return]
 
 
@@ -74,8 +75,9 @@ def _numba_type(name: str) -> Any:
     import numba
 
     dtype, _, layout = name.partition(":")
-    scalar = numba.boolean if dtype == "bool" else getattr(numba, dtype)
-    return numba.types.Array(scalar, int(layout[:-1]), layout[-1]) if layout else scalar
+    array: Any = numba.types.Array
+    scalar: Any = numba.boolean if dtype == "bool" else getattr(numba, dtype)
+    return array(scalar, int(layout[:-1]), layout[-1]) if layout else scalar
 
 
 def _source_file(name: str, source: str) -> Path | None:

@@ -11,6 +11,7 @@ them: `STRIDED_NDIM` loops, where every input is x or s. A constant is written i
 stays float32.
 """
 
+import math
 from collections.abc import Sequence
 
 from sweepgrad.kernels.expr import Expr, Scalar, topological
@@ -43,8 +44,8 @@ def _type(dtype: str) -> str:
 
 def literal(value: Scalar, kind: str = "T") -> str:
     """A constant in the dtype that `kind` stands for."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return f"{kind}(np.{'nan' if value != value else 'inf' if value > 0 else '-inf'})".replace("np.-", "-np.")
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{kind}({'np.nan' if math.isnan(value) else 'np.inf' if value > 0 else '-np.inf'})"
     return f"{kind}({value!r})"
 
 

@@ -31,7 +31,7 @@ def _declare(
 ) -> Callable[P, Tensor]:
     name, doc, arity = describe(function)
     each = (domain,) * arity if isinstance(domain[0], (int, float)) else domain
-    row = Elementwise(name=name, doc=doc, arity=arity, scalar=scalar, domain=each, partials=partials, **facts)  # type: ignore[arg-type]
+    row = Elementwise(name=name, doc=doc, arity=arity, scalar=scalar, domain=each, partials=partials, **facts)
     row.function = functools.wraps(function)(_MAKERS[arity](row))
     return row.function
 
@@ -202,17 +202,17 @@ def pow(x1, x2, /):
 
 @primitive(like="-x", result="same", partials=lambda x, y: (-1,))
 def negative(x, /):
-    """X with the other sign."""
+    """x with the other sign."""
 
 
 @primitive(like="+x", result="same", partials=lambda x, y: (1,))
 def positive(x, /):
-    """X itself."""
+    """x itself."""
 
 
 @composite(like="np.square(x)", result="same", partials=lambda x, y: (2 * x,))
 def square(x, /):
-    """X times x."""
+    """x times x."""
     return x * x
 
 
@@ -273,7 +273,7 @@ def minimum(x1, x2, /):
     kink=((1, 1, 2), (1, 0, 0)),
 )
 def clip(x, min, max, /):
-    """X limited to the interval from `min` to `max`; a limit that is None does not limit."""
+    """x limited to the interval from `min` to `max`; a limit that is None does not limit."""
     limited = where((x < min) | not_equal(min, min), where(min > max, max, min), x)
     return where((x > max) | not_equal(max, max), max, limited)
 
@@ -293,7 +293,7 @@ def ceil(x, /):
 
 @primitive(like="np.trunc(x)", result="same", whole=True, domain=(0.1, 0.9), partials=lambda x, y: (0,))
 def trunc(x, /):
-    """X without its fraction."""
+    """x without its fraction."""
 
 
 @primitive(like="np.round(x)", result="same", whole=True, domain=(0.6, 1.4), partials=lambda x, y: (0,))
@@ -451,7 +451,7 @@ def sigmoid(x, /):
 
 @composite(like="np.maximum(x, 0)", result="same", partials=lambda x, y: (where(x > 0, 1, 0),), kink=((0,), (0,)))
 def relu(x, /):
-    """X where it is positive, else 0; the derivative at 0 is 0."""
+    """x where it is positive, else 0; the derivative at 0 is 0."""
     return where((x > 0) | not_equal(x, x), x, 0)
 
 
@@ -463,7 +463,7 @@ def softplus(x, /):
 
 @composite(like="x * special.ndtr(x)")
 def gelu(x, /):
-    """X times the normal distribution's cumulative probability at x (Gaussian error linear unit, exact form).
+    """x times the normal distribution's cumulative probability at x (Gaussian error linear unit, exact form).
 
     Source: Hendrycks and Gimpel, arXiv:1606.08415.
     """
@@ -476,7 +476,7 @@ def gelu(x, /):
 _clip, _pow = clip, pow
 
 
-def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:  # type: ignore[no-redef]
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:  # type: ignore[no-redef]  # noqa: D103  # set below
     low, high = _bounds(x, min, max) if min is None or max is None else (min, max)
     return _clip(x, low if min is None else min, high if max is None else max)
 
@@ -488,7 +488,7 @@ def _bounds(*values: Any) -> tuple[float, float]:
     return (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (-math.inf, math.inf)
 
 
-def pow(x1: Any, x2: Any, /) -> Tensor:  # type: ignore[no-redef]
+def pow(x1: Any, x2: Any, /) -> Tensor:  # type: ignore[no-redef]  # noqa: D103  # set below
     # The powers that have an operation of their own: exact, and without a call into the mathematical library.
     if type(x2) in (int, float) and isinstance(x1, Tensor) and x1.dtype.kind == "f":
         own = {2: square, 0.5: sqrt, 1: positive, -1: reciprocal}.get(x2)

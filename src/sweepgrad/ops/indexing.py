@@ -47,7 +47,7 @@ def scatter(x: Any, /, key: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 @structural(
-    forward=lambda x, key, basic: x[key],  # noqa: ARG005
+    forward=lambda x, key, basic: x[key],
     vjp=_getitem_vjp,
     like="x[key]",
     cases=[

@@ -110,8 +110,8 @@ class Plan:
         self.pick = _picker(self.saves, len(values))
         self.saved_arrays = sum(k == len(kinds) or kinds[k] != "s" for k in self.saves)
         self.loop: Loop | None = None
-        self.small: Kernel | None = None  # the two kernels for few elements, once they are compiled
-        self.small_back: Kernel | None = None
+        self.small: Any = None  # the two kernels for few elements, once they are compiled
+        self.small_back: Any = None
 
     def _input_dtypes(self) -> list[str]:
         names = [self.dtype.name] * self.op.arity
@@ -171,12 +171,11 @@ class Plan:
         values: dict[str, Any] = {"ct": ct}
         names, dtypes = [*self.op.inputs, "y"], [*self._input_dtypes(), self.dtype.name]
         for k, value in zip(self.saves, saved, strict=True):
-            if not isinstance(value, np.ndarray):
-                if k not in nodes:
-                    values[names[k]] = value
-                    continue
-                value = np.full(1, value, self.dtype)
-            tensor = _view(value, shapes[k], DTYPES[dtypes[k]])
+            if not isinstance(value, np.ndarray) and k not in nodes:
+                values[names[k]] = value
+                continue
+            array = value if isinstance(value, np.ndarray) else np.full(1, value, self.dtype)
+            tensor = _view(array, shapes[k], DTYPES[dtypes[k]])
             values[names[k]] = attach(tensor, nodes[k]) if k in nodes else tensor
         grads = evaluate(self.grads, values, lambda number: wrap(np.asarray(number, self.dtype)))
         zero = make(np.zeros(math.prod(node.shape), self.dtype), None, node.shape, self.dtype, None)
@@ -251,7 +250,7 @@ def _kind(tensor: Tensor, shape: tuple[int, ...], size: int) -> tuple[str, int]:
     return "x", 0
 
 
-def _kinds(op: Elementwise, args: Sequence[Any], shape: tuple[int, ...]) -> tuple[str, int]:
+def _kinds(args: Sequence[Any], shape: tuple[int, ...]) -> tuple[str, int]:
     """The kinds of all inputs together, and the row length where there are rows or columns."""
     size = math.prod(shape)
     found = [_kind(arg, shape, size) if isinstance(arg, Tensor) else ("s", 0) for arg in args]
@@ -322,7 +321,7 @@ def call(op: Elementwise, args: Sequence[Any]) -> Any:
         tracked = tuple(k for k, v in enumerate(values) if isinstance(v, Tensor) and v._node is not None)
         if op.condition and tracked[:1] == (0,):
             tracked = tracked[1:]
-    kinds, row = _kinds(op, values, shape)
+    kinds, row = _kinds(values, shape)
     plain = all(isinstance(v, Tensor) is (kind == "v") for v, kind in zip(values, kinds, strict=True)) and all(
         tensor._shape == shape for tensor in tensors
     )
@@ -451,8 +450,8 @@ def broadcast_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ..
         return np.broadcast_shapes(*shapes)
     except ValueError:
         raise ShapeError(
-            f"`{op}` cannot broadcast shapes {' and '.join(map(str, shapes))}: aligned at the last axis, lengths must be "
-            "equal or 1"
+            f"`{op}` cannot broadcast shapes {' and '.join(map(str, shapes))}: aligned at the last axis, lengths must "
+            "be equal or 1"
         ) from None
 
 
@@ -513,12 +512,12 @@ def binary(op: Elementwise, *, operator: bool = False) -> Callable[[Any, Any], A
     number: tuple[dict[DType, Plan], ...] = ({}, {})
     keep = op.differentiable
 
-    def function(x1, x2, /):  # type: ignore[no-untyped-def]
+    def function(x1, x2, /):  # type: ignore[no-untyped-def]  # noqa: PLR0912  # a call for each branch costs 5 %
         if type(x1) is Tensor and (a := x1._flat) is not None:
             shape = x1._shape
             dtype = x1._dtype
-            parents = None
-            plans = None
+            parents: Any = None
+            plans: Any = None
             if type(x2) is Tensor:
                 if x2._shape == shape and x2._dtype is dtype and (b := x2._flat) is not None:
                     first = x1._node
@@ -548,11 +547,9 @@ def binary(op: Elementwise, *, operator: bool = False) -> Callable[[Any, Any], A
                         return make(out, None, shape, plan.result, None)
                     return record(plan, plan.pick(a, b, out), parents, out, shape)
                 if dtype in FLOATS:
-                    if parents is None:
-                        positions = ()
-                    else:
-                        positions = ((), (0,), (1,), (0, 1))[next(k for k, one in enumerate(both) if one is plans)] if type(x2) is Tensor else (0,)
-                    plan_for(op, dtype, "vs" if type(x2) is not Tensor else "vv", positions, plain=True, table=plans)
+                    kinds = "vv" if type(x2) is Tensor else "vs"
+                    tracked = tuple(k for k, x in enumerate((x1, x2)) if parents and type(x) is Tensor and x._node)
+                    plan_for(op, dtype, kinds, tracked, plain=True, table=plans)
         if operator and not isinstance(x2, (Tensor, bool, int, float, np.ndarray, np.generic)):
             return NotImplemented
         return call(op, (x1, x2))

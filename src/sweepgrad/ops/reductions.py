@@ -276,7 +276,7 @@ def _position(name: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
 
 
 @structural(
-    forward=lambda x, axis, keepdims: np.argmax(x, axis=axis, keepdims=keepdims),
+    forward=lambda x, axis, keepdims: np.asarray(np.argmax(x, axis=axis, keepdims=keepdims)),
     vjp=None,
     like="np.argmax(x, axis=axis, keepdims=keepdims)",
     cases=_ARG_CASES,
@@ -291,7 +291,7 @@ def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Ten
 
 
 @structural(
-    forward=lambda x, axis, keepdims: np.argmin(x, axis=axis, keepdims=keepdims),
+    forward=lambda x, axis, keepdims: np.asarray(np.argmin(x, axis=axis, keepdims=keepdims)),
     vjp=None,
     like="np.argmin(x, axis=axis, keepdims=keepdims)",
     cases=_ARG_CASES,
@@ -325,7 +325,7 @@ def softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
     x = _as_float("softmax", x)
     axes = normal_axes("softmax", axis, x.ndim)
     weights = exp(x - _top(x, axes))
-    return divide(weights, sum(weights, axis=axes, keepdims=True))  # type: ignore[no-any-return]
+    return divide(weights, sum(weights, axis=axes, keepdims=True))
 
 
 @composed(like="special.log_softmax(x, axis=axis)", cases=_SOFTMAX_CASES)
@@ -333,7 +333,7 @@ def log_softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
     """log(softmax(x)) over `axis`, precise where the softmax is tiny; of the shape of x."""
     x = _as_float("log_softmax", x)
     axes = normal_axes("log_softmax", axis, x.ndim)
-    shifted = x - _top(x, axes)
+    shifted: Tensor = x - _top(x, axes)
     return shifted - log(sum(exp(shifted), axis=axes, keepdims=True))
 
 

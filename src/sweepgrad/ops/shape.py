@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +47,7 @@ def as_shape(op: str, shape: Any) -> tuple[int, ...]:
     cases=[([(2, 3)], {"dtype": "float64"})],
 )
 def astype(x: Any, /, dtype: Any, *, copy: bool = True) -> Tensor:
-    """X converted to `dtype`; differentiable between float dtypes. Nothing is copied if `dtype` is x's and not `copy`.
+    """x converted to `dtype`; differentiable between float dtypes. Nothing is copied if `dtype` is x's and not `copy`.
 
     Raises:
         TypeError: for a dtype that tensors cannot have.
@@ -95,7 +94,7 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Tensor:
     cases=[([(2, 3, 4)], {"axes": (2, 0, 1)}), ([(2, 3)], {"axes": (1, 0)})],
 )
 def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
-    """X with its axes in the order `axes`; a view.
+    """x with its axes in the order `axes`; a view.
 
     Raises:
         ValueError: if `axes` does not name each axis once.
@@ -109,7 +108,7 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
 
 @composed(like="np.swapaxes(x, -1, -2)", cases=[([(2, 3)], {}), ([(2, 3, 4)], {})])
 def matrix_transpose(x: Any, /) -> Tensor:
-    """X with its last two axes exchanged; a view.
+    """x with its last two axes exchanged; a view.
 
     Raises:
         ValueError: if x has fewer than two dimensions.
@@ -128,7 +127,7 @@ def matrix_transpose(x: Any, /) -> Tensor:
     ],
 )
 def moveaxis(x: Any, /, source: int | tuple[int, ...], destination: int | tuple[int, ...]) -> Tensor:
-    """X with the axes `source` moved to the positions `destination`; the others keep their order."""
+    """x with the axes `source` moved to the positions `destination`; the others keep their order."""
     x = argument("moveaxis", x)
     old = normal_axes("moveaxis", source, x.ndim)
     new = normal_axes("moveaxis", destination, x.ndim)
@@ -142,7 +141,7 @@ def moveaxis(x: Any, /, source: int | tuple[int, ...], destination: int | tuple[
 
 @composed(like="np.expand_dims(x, axis)", cases=[([(2, 3)], {"axis": 1}), ([(3,)], {"axis": (0, -1)})])
 def expand_dims(x: Any, /, *, axis: int | tuple[int, ...] = 0) -> Tensor:
-    """X with axes of length 1 inserted, at the positions `axis` of the result.
+    """x with axes of length 1 inserted, at the positions `axis` of the result.
 
     Raises:
         ValueError: if an axis is out of range (also an `IndexError`).
@@ -156,7 +155,7 @@ def expand_dims(x: Any, /, *, axis: int | tuple[int, ...] = 0) -> Tensor:
 
 @composed(like="np.squeeze(x, axis)", cases=[([(1, 3, 1)], {"axis": None}), ([(1, 3, 1)], {"axis": 0})])
 def squeeze(x: Any, /, axis: int | tuple[int, ...] | None = None) -> Tensor:
-    """X without the axes `axis`, which must have length 1; None means all such axes.
+    """x without the axes `axis`, which must have length 1; None means all such axes.
 
     Raises:
         ValueError: if one of the axes has another length.
@@ -187,7 +186,7 @@ def _broadcast_vjp(ct: Tensor, call: Any) -> list[Tensor]:
     cases=[([(3,)], {"shape": (2, 3)}), ([(2, 1)], {"shape": (4, 2, 3)}), ([()], {"shape": (2, 2)})],
 )
 def broadcast_to(x: Any, /, shape: Any) -> Tensor:
-    """X repeated along new axes and axes of length 1 until it has `shape`; a view.
+    """x repeated along new axes and axes of length 1 until it has `shape`; a view.
 
     Raises:
         ValueError: if x does not broadcast to `shape`.
@@ -279,7 +278,7 @@ def _alike(op: str, arrays: Any) -> list[Tensor]:
     cases=[([(2, 3)], {"axis": None}), ([(2, 3)], {"axis": -1}), ([(2, 3, 2)], {"axis": (0, 2)})],
 )
 def flip(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Tensor:
-    """X with the order of elements reversed along `axis` (None: along every axis); a view."""
+    """x with the order of elements reversed along `axis` (None: along every axis); a view."""
     x = argument("flip", x)
     return run("flip", [x], axes=normal_axes("flip", axis, x.ndim))
 
@@ -299,7 +298,7 @@ def _unroll(ct: Tensor, call: Any) -> list[Tensor]:
     ],
 )
 def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...] | None = None) -> Tensor:
-    """X with its elements shifted along `axis`, those pushed out coming in again; None rolls it flattened."""
+    """x with its elements shifted along `axis`, those pushed out coming in again; None rolls it flattened."""
     x = argument("roll", x)
     if axis is None:
         return reshape(roll(reshape(x, (x.size,)), shift, axis=0), x._shape)

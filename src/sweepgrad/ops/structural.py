@@ -1,9 +1,9 @@
 """Operations that declare their own rule: library calls, changes of shape, indexing.
 
-A structural operation is two functions. `forward` maps arrays and parameters to an array; `vjp(ct, call)` maps a cotangent
-to the inputs' cotangents, with tensor operations, so that one rule serves every order of derivative. `call` gives the
-rule the inputs (tensors where the operation saves them, otherwise their shape and dtype), the output if it is saved,
-and the parameters.
+A structural operation is two functions. `forward` maps arrays and parameters to an array; `vjp(ct, call)` maps a
+cotangent to the inputs' cotangents, with tensor operations, so that one rule serves every order of derivative. `call`
+gives the rule the inputs (tensors where the operation saves them, otherwise their shape and dtype), the output if it is
+saved, and the parameters.
 """
 
 from __future__ import annotations
@@ -168,9 +168,9 @@ def composed(*, like: str, cases: Sequence[Any], listed: bool = False) -> Callab
 
 def run(name: str, tensors: Sequence[Tensor], **params: Any) -> Tensor:
     """Call the structural operation `name`."""
-    row = OPS[name]
-    assert isinstance(row, Structural)
-    return row(tensors, **params)
+    row: Any = OPS[name]
+    result: Tensor = row(tensors, **params)
+    return result
 
 
 def argument(op: str, value: Any) -> Tensor:

@@ -2,7 +2,7 @@
 
 An update reads the parameter, its gradient and the state, and writes a new array for the parameter, which then
 replaces the old one: whatever a graph saved of the old values stays as it was. State is updated in place. Numbers
-that change from step to step, such as the learning rate, are arguments of the kernel, so changing them compiles nothing.
+that change from step to step, such as the learning rate, are arguments of the kernel, so a change compiles nothing.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from sweepgrad.errors import ArgumentError, DTypeError, VariableError
-from sweepgrad.kernels.expr import Expr, symbol
-from sweepgrad.ops.elementwise import sqrt
+from sweepgrad.kernels.expr import Expr, call, symbol
 from sweepgrad.ops.plan import Loop
 from sweepgrad.tensor import Array, Tensor, flat
 
@@ -31,7 +30,7 @@ class Optimizer:
 
     def __init__(self, params: Iterable[Tensor], lr: float) -> None:
         if isinstance(params, Tensor):
-            raise DTypeError(f"`{type(self).__name__}` needs an iterable of tensors; found one tensor: put it in a list")
+            raise DTypeError(f"`{type(self).__name__}` needs a list of tensors; found one tensor: put it in a list")
         self.params = list(params)
         if not self.params:
             raise ArgumentError(f"`{type(self).__name__}` got no parameters")
@@ -121,7 +120,7 @@ class SGD(Optimizer):
         if momentum:
             self.state_names = ("v",)
 
-    def numbers(self, step: int) -> tuple[float, ...]:  # noqa: ARG002
+    def numbers(self, step: int) -> tuple[float, ...]:
         """Learning rate and momentum."""
         return self.lr, self.momentum
 
@@ -176,15 +175,13 @@ class Adam(Optimizer):
         p, g, m, v, lr, rate1, rate2, eps, decay, bias1, bias2 = values
         return self._moved(p, g + decay * p, (m, v), (lr, rate1, rate2, eps, bias1, bias2))
 
-    def _moved(
-        self, start: Expr, g: Expr, state: tuple[Expr, Expr], numbers: tuple[Expr, ...]
-    ) -> tuple[Expr, ...]:
+    def _moved(self, start: Expr, g: Expr, state: tuple[Expr, Expr], numbers: tuple[Expr, ...]) -> tuple[Expr, ...]:
         """`start` moved by the gradient `g`, and the new means."""
         m, v = state
         lr, rate1, rate2, eps, bias1, bias2 = numbers
         m = m + rate1 * (g - m)
         v = v + rate2 * (g * g - v)
-        return start - lr * (m / bias1) / (sqrt(v / bias2) + eps), m, v
+        return start - lr * (m / bias1) / (call("sqrt", v / bias2) + eps), m, v
 
 
 class AdamW(Adam):
