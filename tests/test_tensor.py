@@ -688,10 +688,9 @@ UNKNOWN = [[1.0, 2.0], (1.0,), "a", None, {}, 1j, Decimal(1), object()]
 def test_operators_with_unknown_types(other):
     x = sg.asarray([1.0, 2.0])
     for symbol in (*list(BINARY.values())[:-2], operator.matmul, operator.and_):
-        with pytest.raises(TypeError, match=r"not supported|unsupported operand"):
-            symbol(x, other)
-        with pytest.raises(TypeError, match=r"not supported|unsupported operand|can only concatenate"):
-            symbol(other, x)
+        for left, right in ((x, other), (other, x)):
+            with pytest.raises(TypeError):
+                symbol(left, right)
     assert (x == other) is False
     assert (x != other) is True
 

@@ -496,15 +496,17 @@ def cotangent(result: Tensor, gradient: Any) -> Tensor:
                 "only a tensor with one element has a default (reduce it first, for example with `sum()`)"
             )
         return make(np.ones(1, result._dtype), None, result._shape, result._dtype, None)
-    if not isinstance(gradient, Tensor):
+    if isinstance(gradient, Tensor):
+        given = gradient
+    else:
         try:
-            gradient = wrap(np.array(gradient, dtype=result._dtype, order="C"))
+            given = wrap(np.array(gradient, dtype=result._dtype, order="C"))
         except (TypeError, ValueError) as error:
             raise DTypeError(
                 f"`gradient` must be a tensor or an array of shape {result._shape}; found {type(gradient).__name__}"
             ) from error
-    _check_like("gradient", gradient, result)
-    return gradient
+    _check_like("gradient", given, result)
+    return given
 
 
 def _accumulate(total: Array, part: Array) -> Array:

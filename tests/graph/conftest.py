@@ -26,7 +26,7 @@ def _check(registry):
 
 @pytest.fixture
 def registry():
-    made = Registry()
+    made = Registry(settle_at=1)
     yield made
     _check(made)
 
@@ -39,7 +39,7 @@ def lock():
 @pytest.fixture
 def locked(lock):
     """A registry with the scripted lock."""
-    made = Registry(lock=lock)
+    made = Registry(lock=lock, settle_at=1)
     yield made
     _check(made)
 
@@ -47,7 +47,7 @@ def locked(lock):
 @pytest.fixture
 def unchecked():
     """A registry that the test is about to corrupt."""
-    return Registry()
+    return Registry(settle_at=1)
 
 
 @pytest.fixture

@@ -100,15 +100,12 @@ def gradients(
 def reachable(root: Node) -> list[Node]:
     """`root` and its ancestors, children before parents (descending order of id)."""
     order = [root]
-    seen = set()
+    seen = {root}
     for node in order:  # grows while it is read
         for parent in node.parents:
-            # A node with a single child has a single edge, and is met once: only the others must be remembered.
-            if type(parent.children) is set:
-                if parent in seen:
-                    continue
+            if parent not in seen:
                 seen.add(parent)
-            order.append(parent)
+                order.append(parent)
     order.sort(key=_BY_ID, reverse=True)
     return order
 

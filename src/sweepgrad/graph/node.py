@@ -76,7 +76,7 @@ class Node:
     """One tracked operation or variable.
 
     `saved` is a tuple while the node can run, and a `Gone` afterwards. `children` is None, the one child, or a set
-    of children: a set as soon as two edges lead here, so a traversal has to remember only nodes with sets.
+    once there were several: most nodes have one, and a set of one takes 216 bytes.
     `handles` counts living tensors, less those still waiting in the registry's `dropped` queue.
     """
 

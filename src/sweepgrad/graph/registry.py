@@ -1,23 +1,29 @@
 """The registry: every tracked operation, and the sweep that removes those that no living tensor can use.
 
 Guarantees
-- Registering costs the same however large the graph is; sweeping costs O(orphans), whatever the size of the live part.
+- Making a tracked tensor and dropping one are each a single append to a queue: `born` and `dropped`. Neither takes a
+  lock, so a finaliser may do either at any point, also on a thread that holds the lock. All bookkeeping is done in
+  batches, under the lock, at a cost of O(1) for each node made and each orphan, whatever the size of the live graph.
 - The lock is held for at most `BATCH` steps at a time while sweeping. Saved values die outside it, and no kernel,
   hook or callback runs inside it.
-- A finaliser only ever appends to `dropped`: it takes no lock, so it may run at any point, also on a thread that
-  holds the lock.
-- Every node leaves in one of two ways, consumed or swept, through `_remove`: registered == nodes + consumed + swept.
+- Every node leaves in one of two ways, consumed or swept: registered == nodes + consumed + swept.
 
-A sweep is deferred reference counting. Dropping a tensor queues its node; the sweep takes the queue's nodes, and one
-with no handle and no child goes, which may leave a parent with no handle and no child, which follows: leaf first.
+A sweep is deferred reference counting. It first enters the nodes that were born, then takes the dropped ones; one with
+no handle and no child goes, which may leave a parent with no handle and no child, which follows: leaf first. Births
+are entered before drops because an operation's inputs are kept alive by their tensors until its node is in `born`: so
+when a drop is looked at, every child of that node has been counted, and no parent is taken from an operation under
+construction.
 """
 
+import itertools
 import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any
 
 from sweepgrad.errors import ArgumentError, GraphConsumedError
@@ -29,6 +35,12 @@ log = logging.getLogger("sweepgrad")
 BATCH = 256
 """Steps per hold of the lock: about 0.1 ms, short for other threads, long enough that taking the lock costs little."""
 
+SETTLE = 256
+"""Births after which a registering thread enters them: amortises the lock, which costs as much as the append itself."""
+
+BIG = 1 << 16
+"""Saved bytes that make a node worth entering at once, so that the byte threshold sees it."""
+
 BACKWARD_SWEEP = 4096
 """Most orphans that the end of one backward pass removes, so that no single pass pays for a large backlog."""
 
@@ -38,14 +50,29 @@ HELP_FACTOR = 4
 Callback = Callable[[str, dict[str, Any]], object]
 
 
+@dataclass(slots=True)
+class _Batch:
+    """What one hold of the lock did, and what must die after it."""
+
+    entries: int
+    births: int
+    nodes: int
+    bytes: int
+    more: bool
+    dead: list[Any]
+
+
 class Registry:
     """The graph's nodes and counts. One serves the process; tests make their own."""
 
-    def __init__(self, *, lock: Any = None, clock: Callable[[], float] = time.perf_counter) -> None:
-        # The lock guards all that follows down to `peak`, and every field of a registered node. It is reentrant
-        # because the garbage collector may run a user's finaliser, and that finaliser an operation, while this
-        # thread holds it; each step below leaves the structure whole at every point where that can happen.
+    def __init__(
+        self, *, lock: Any = None, clock: Callable[[], float] = time.perf_counter, settle_at: int = SETTLE
+    ) -> None:
+        # The lock guards all that follows down to `sweep_seconds`, and every field of a registered node but `id`. It is
+        # reentrant because the garbage collector may run a user's finaliser, and that finaliser an operation or a
+        # sweep, while this thread holds it; `busy` then makes such a sweep leave the work to the outer one.
         self.lock = threading.RLock() if lock is None else lock
+        self.busy = False
         self.nodes: dict[int, Node] = {}
         self.ready: list[Node] = []  # no handle and no child when they were put here
         self.retiring: list[Node] = []  # consumed, not yet removed
@@ -59,42 +86,78 @@ class Registry:
         self.peak = 0
         self.sweeps = 0
         self.sweep_seconds = 0.0
-        # Not guarded: appended to by finalisers, read from the left under the lock.
+        # Not guarded: appended to by anyone, read from the left under the lock.
+        self.born: deque[Node] = deque()
         self.dropped: deque[Node] = deque()
         self.threshold = Threshold(nodes=2000, bytes=64 << 20)
+        self.settle_at = settle_at
         self.bytes_mark = self.threshold.bytes  # saved bytes beyond which the next registering thread looks
         self.callbacks: list[Callback] = []
         self.callback_errors = 0
         self.wake: Callable[[], None] | None = None  # set by a running sweeper
         self.clock = clock
+        self._number = itertools.count(1).__next__
         self._announcing = threading.local()
 
     def register(self, node: Node) -> None:
         """Add `node`, whose parents the caller keeps alive through their tensors until this returns."""
-        with self.lock:
-            self.registered = node.id = number = self.registered + 1
-            self.nodes[number] = node
-            self.saved_bytes += node.nbytes
+        node.id = self._number()
+        self.born.append(node)
+        if len(self.born) >= self.settle_at or node.nbytes >= BIG:
+            self.settle()
+            if len(self.dropped) > self.threshold.nodes or self.saved_bytes > self.bytes_mark:
+                self._relieve()
+
+    def settle(self) -> None:
+        """Enter every node that has been born by now."""
+        births = len(self.born)
+        while births > 0:
+            with self.lock:
+                if self.busy:
+                    return
+                try:
+                    self.busy = True
+                    births = self._enter(births, BATCH)[0]
+                finally:
+                    self.busy = False
+
+    def _enter(self, births: int, steps: int) -> tuple[int, int]:
+        """Enter up to `steps` of the first `births` born nodes; what is left of both. The lock is held."""
+        born = self.born
+        self.peak = max(self.peak, len(self.nodes) + len(born))
+        while births > 0 and steps:
+            if not born:
+                return 0, steps
+            steps -= 1
+            births -= 1
+            # The edges first, which can be entered twice, then in one go the counts and the end of the birth: between
+            # those lines Python looks for no signal, so an interrupt leaves a node entered or still to be entered.
+            node = born[0]
+            if type(node.saved) is Consumed:  # by a backward pass, before anyone asked: nothing to enter
+                node.children = REMOVED
+                node.parents = ()
+                self.registered += 1
+                self.consumed += 1
+                born.popleft()
+                continue
             for parent in node.parents:
-                while True:
-                    children = parent.children
-                    if children is None:
-                        parent.children = node
-                        self.with_children += 1
-                    elif type(children) is set:
-                        children.add(node)
-                    elif children is REMOVED:
-                        self.stranded.append(node)
-                    else:
-                        pair = {children, node}  # the collector may run here, and a finaliser change the children
-                        if parent.children is not children:
-                            continue
-                        parent.children = pair  # type: ignore[assignment]
-                    break
+                children = parent.children
+                if children is None:
+                    self.with_children += 1
+                    parent.children = node
+                elif type(children) is set:
+                    children.add(node)
+                elif children is REMOVED:
+                    self.stranded.append(node)
+                else:
+                    parent.children = {children, node}  # type: ignore[arg-type]
             if node.rule is VARIABLE:
                 self.variables += 1
-        if len(self.dropped) > self.threshold.nodes or self.saved_bytes > self.bytes_mark:
-            self._relieve()
+            self.registered += 1
+            self.saved_bytes += node.nbytes
+            self.nodes[node.id] = node
+            born.popleft()
+        return births, steps
 
     def share(self, node: Node) -> None:
         """Count one more handle on `node`, for a second tensor that refers to it."""
@@ -114,8 +177,9 @@ class Registry:
         if self.dropped or self.ready or self.stranded:
             grown = self.saved_bytes - self.bytes_mark + limit.bytes  # since the last sweep
             backlog = max(len(self.dropped) / limit.nodes, grown / limit.bytes)
-            if self.wake is not None and backlog < HELP_FACTOR:
-                self.wake()
+            wake = self.wake
+            if wake is not None and backlog < HELP_FACTOR:
+                wake()
                 return
             self.sweep(trigger="threshold")
         # Nothing more can go: look again only after as much growth again, so a growing live graph costs nothing.
@@ -129,6 +193,7 @@ class Registry:
         with self.lock:
             old = self.threshold
             self.threshold = Threshold(nodes=nodes or old.nodes, bytes=nbytes or old.bytes)
+            self.settle_at = min(self.settle_at, self.threshold.nodes)
             self.bytes_mark = self.saved_bytes + self.threshold.bytes
 
     def sweep(
@@ -139,15 +204,17 @@ class Registry:
         if self.callbacks:
             self._announce("start", {"trigger": trigger, "dropped": len(self.dropped)})
         nodes = freed = 0
-        entries = len(self.dropped)  # what others drop from now on is for the next sweep, so this one ends
+        # What others drop from now on is for the next sweep, so this one ends. First the drops, then the births: a
+        # node's children were born before it was dropped.
+        entries, births = len(self.dropped), len(self.born)
         while max_nodes is None or nodes < max_nodes:
             limit = BATCH if max_nodes is None else min(BATCH, max_nodes - nodes)
             with self.lock:
-                entries, dead, count, size = self._batch(limit, entries)
-                more = entries > 0 or bool(self.ready or self.retiring or self.stranded)
-            nodes += count
-            freed += size
-            del dead  # the arrays die here, outside the lock
+                batch = self._batch(limit, entries, births)
+            entries, births, more = batch.entries, batch.births, batch.more
+            nodes += batch.nodes
+            freed += batch.bytes
+            del batch  # the arrays die here, outside the lock
             if not more or (max_seconds is not None and self.clock() - start >= max_seconds):
                 break
         seconds = self.clock() - start
@@ -164,36 +231,45 @@ class Registry:
     def _backlog(self) -> int:
         return len(self.dropped) + len(self.ready) + len(self.retiring) + len(self.stranded)
 
-    def _batch(self, limit: int, entries: int) -> tuple[int, list[Any], int, int]:
+    def _batch(self, limit: int, entries: int, births: int) -> "_Batch":
         """Take up to `BATCH` steps and remove up to `limit` orphans; the lock is held.
 
-        Returns the drop-queue entries still to look at, what must die outside the lock, and nodes and bytes released.
+        `entries` and `births` are how many of the first entries of the two queues are this sweep's.
         """
-        dead: list[Any] = []
-        before, swept = self.saved_bytes, self.swept
-        self.peak = max(self.peak, len(self.nodes))
-        steps = BATCH
-        while self.retiring and steps:
-            steps -= 1
-            self._remove(self.retiring.pop(), dead)
-        while self.stranded and steps:
-            steps -= 1
-            self._release(self.stranded.pop(), dead)
-        ready, dropped = self.ready, self.dropped
-        while steps and self.swept - swept < limit:
-            steps -= 1
-            if ready:
-                node = ready.pop()
-            elif entries and dropped:
-                entries -= 1
-                node = dropped.popleft()
-                node.handles -= 1
-            else:
-                entries = 0
-                break
-            if not node.handles and not node.children:
-                self._remove(node, dead)
-        return entries, dead, self.swept - swept, before - self.saved_bytes
+        if self.busy:  # a finaliser sweeps within a sweep of its own thread
+            return _Batch(0, 0, 0, 0, more=False, dead=[])
+        try:
+            self.busy = True
+            dead: list[Any] = []
+            swept = self.swept
+            births, steps = self._enter(births, BATCH)
+            before = self.saved_bytes
+            while self.retiring and steps:
+                steps -= 1
+                node = self.retiring.pop()
+                if type(node.saved) is Consumed and node.parents:
+                    self._remove(node, dead)
+            while self.stranded and steps:
+                steps -= 1
+                self._release(self.stranded.pop(), dead)
+            ready, dropped = self.ready, self.dropped
+            while steps and self.swept - swept < limit:
+                steps -= 1
+                if ready:
+                    node = ready.pop()
+                elif entries and dropped:
+                    entries -= 1
+                    node = dropped.popleft()
+                    node.handles -= 1
+                else:
+                    entries = 0
+                    break
+                if not node.handles and not node.children:
+                    self._remove(node, dead)
+            more = births > 0 or entries > 0 or bool(ready or self.retiring or self.stranded)
+            return _Batch(entries, births, self.swept - swept, before - self.saved_bytes, more=more, dead=dead)
+        finally:
+            self.busy = False
 
     def _remove(self, node: Node, dead: list[Any]) -> None:
         """Take `node` out of every index, unless it is out already, and cut its edges. The lock is held."""
@@ -283,10 +359,11 @@ class Registry:
 
     def retire(self) -> None:
         """Remove consumed nodes in batches, then a bounded number of orphans: the end of a backward pass."""
-        while self.retiring:
+        self.settle()
+        while self.retiring and not self.busy:
             with self.lock:
-                dead = self._batch(0, 0)[1]
-            del dead
+                batch = self._batch(0, 0, 0)
+            del batch
         if self.dropped or self.ready or self.stranded:
             self.sweep(max_nodes=BACKWARD_SWEEP, trigger="backward")
 
@@ -308,7 +385,8 @@ class Registry:
     def snapshot(self) -> tuple[list[Node], list[Node]]:
         """The registered nodes in ascending order of id, and the queue of dropped ones, at one moment."""
         with self.lock:
-            return list(self.nodes.values()), list(self.dropped)
+            self.settle()
+            return sorted(self.nodes.values(), key=attrgetter("id")), list(self.dropped)
 
     def reset_lock(self) -> None:
         """Make the lock anew, for a forked child in which nobody holds the old one."""

@@ -123,8 +123,8 @@ def living(nodes: Iterable[Node], dropped: Iterable[Node]) -> set[Node]:
 def stats(registry: "Registry") -> GraphStats:
     """The counts of `registry`, read together under its lock."""
     with registry.lock:
+        registry.settle()
         nodes = len(registry.nodes)
-        registry.peak = max(registry.peak, nodes)
         return GraphStats(
             nodes=nodes,
             variables=registry.variables,
@@ -139,6 +139,7 @@ def stats(registry: "Registry") -> GraphStats:
             sweep_seconds=registry.sweep_seconds,
             indexes={
                 "nodes": nodes,
+                "born": len(registry.born),
                 "dropped": len(registry.dropped),
                 "ready": len(registry.ready),
                 "retiring": len(registry.retiring),
@@ -171,6 +172,7 @@ def audit(registry: "Registry", find_handles: Callable[[], Mapping[Node, int]]) 
     `find_handles` counts the living handles of each node by other means than the registry's own counting.
     """
     with registry.lock:
+        registry.settle()
         while True:
             dropped = list(registry.dropped)
             handles = find_handles()

@@ -274,8 +274,8 @@ def minimum(x1, x2, /):
 )
 def clip(x, min, max, /):
     """x limited to the interval from `min` to `max`; a limit that is None does not limit."""
-    limited = where((x < min) | not_equal(min, min), where(min > max, max, min), x)
-    return where((x > max) | not_equal(max, max), max, limited)
+    raised = where((x < min) | not_equal(min, min), min, x)
+    return where((raised > max) | not_equal(max, max), max, raised)
 
 
 # --- rounding -------------------------------------------------------------------------------------------------------

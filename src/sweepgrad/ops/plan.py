@@ -488,7 +488,7 @@ def unary(op: Elementwise) -> Callable[[Any], Any]:
 
     def function(x, /):  # type: ignore[no-untyped-def]
         if type(x) is Tensor and (a := x._flat) is not None:
-            parent = x._node
+            parent: Any = x._node
             track = parent is not None and keep and mode.enabled
             plan = (tracked if track else untracked).get(x._dtype)
             if plan is not None:
@@ -516,6 +516,7 @@ def binary(op: Elementwise, *, operator: bool = False) -> Callable[[Any, Any], A
         if type(x1) is Tensor and (a := x1._flat) is not None:
             shape = x1._shape
             dtype = x1._dtype
+            b: Any
             parents: Any = None
             plans: Any = None
             if type(x2) is Tensor:

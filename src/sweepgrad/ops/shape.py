@@ -191,14 +191,14 @@ def broadcast_to(x: Any, /, shape: Any) -> Tensor:
     Raises:
         ValueError: if x does not broadcast to `shape`.
     """
-    x = argument("broadcast_to", x)
+    tensor = argument("broadcast_to", x)
     target = as_shape("broadcast_to", shape)
-    if target == x._shape:
-        return x
-    lead = len(target) - x.ndim
-    if lead < 0 or any(n not in (1, m) for n, m in zip(x._shape, target[lead:], strict=True)):
-        raise ShapeError(f"`broadcast_to` cannot broadcast shape {x._shape} to {target}")
-    return run("broadcast_to", [x], shape=target)
+    if target == tensor.shape:
+        return tensor
+    lead = len(target) - tensor.ndim
+    if lead < 0 or any(n not in (1, m) for n, m in zip(tensor.shape, target[lead:], strict=True)):
+        raise ShapeError(f"`broadcast_to` cannot broadcast shape {tensor.shape} to {target}")
+    return run("broadcast_to", [tensor], shape=target)
 
 
 def _split(ct: Tensor, call: Any) -> list[Tensor]:
