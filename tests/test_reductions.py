@@ -133,7 +133,7 @@ def test_logsumexp(data, shape, dtype, layout, keepdims, seed):
     wide = x.astype(np.float64)  # SciPy keeps float32 and its rounding errors
     exact = quietly(lambda: np.log(np.sum(np.exp(wide), axis=axis, keepdims=keepdims)))
     check(result, exact.astype(dtype if dtype in FLOATS else np.float64))
-    if count_of(shape, axis) and axis != ():
+    if x.size and axis != ():
         np.testing.assert_allclose(result.numpy(), special.logsumexp(wide, axis=axis, keepdims=keepdims), rtol=2e-5)
 
 

@@ -638,7 +638,10 @@ def test_pass_over_a_consumed_ancestor_changes_nothing(registry):
 
 
 FILES = (backward_module.__file__, registry_module.__file__)
-SWEEPING = {"retire", "settle", "_enter", "sweep", "_batch", "_remove", "_strand", "_unlink", "_release", "_backlog", "_announce"}
+SWEEPING = {
+    *("retire", "settle", "_enter", "sweep", "_batch", "_remove", "_strand", "_unlink", "_release", "_backlog"),
+    "_announce",
+}
 
 
 def interrupt_at(point, function):

@@ -19,7 +19,7 @@ from graph_toys import (
 )
 
 from sweepgrad.errors import GraphConsumedError
-from sweepgrad.graph.registry import BATCH, Registry
+from sweepgrad.graph.registry import BATCH, SETTLE, Registry
 from sweepgrad.graph.report import audit, node_infos, stats
 
 
@@ -239,10 +239,10 @@ def exercise(registry, kept):
     run_backward(x * w)
 
 
-def run_with_finaliser(action, point, padding):
+def run_with_finaliser(action, point, padding, settle_at):
     """One run of `exercise` with `action` at the `point`-th collection under the lock; False if there were fewer."""
     lock = ScriptedLock()
-    registry = Registry(lock=lock)
+    registry = Registry(lock=lock, settle_at=settle_at)
     kept = [variable(registry, 2.0), variable(registry, 3.0)]
     more = []
     callback, count = at_collection(point, lock, lambda: action(*kept[:2], more))
@@ -267,11 +267,12 @@ def run_with_finaliser(action, point, padding):
     return count[0] == point
 
 
+@pytest.mark.parametrize("settle_at", [1, 3, SETTLE])
 @pytest.mark.parametrize("action", [computing, dropping, sweeping, all_of_them])
-def test_finaliser_that_computes_while_its_thread_holds_the_lock_harms_nothing(action):
+def test_finaliser_that_computes_while_its_thread_holds_the_lock_harms_nothing(action, settle_at):
     """The collector may run at any allocation; every second one is tried in turn, from either of the first two."""
     for padding in (0, 1):
         point = 1
-        while run_with_finaliser(action, point, padding):
+        while run_with_finaliser(action, point, padding, settle_at):
             point += 1
         assert point < 1000

@@ -268,6 +268,32 @@ def test_growing_live_graph_is_looked_at_once_a_threshold_and_never_swept(regist
     assert stats(registry).sweeps == 0
 
 
+def test_orphans_found_earlier_count_as_work_for_the_threshold(registry):
+    x = variable(registry, 1.0)
+    y = multiply(x, x, nbytes=60)
+    z = y * y
+    registry.sweep()
+    del y
+    registry.sweep()
+    del z
+    assert registry.sweep(max_nodes=1).remaining == 1
+    registry.set_threshold(nbytes=30)
+    live = multiply(x, x, nbytes=40)
+    assert registry.saved_bytes == 40
+    del live
+
+
+def test_sweep_sets_the_mark_from_which_bytes_are_counted(registry):
+    registry.set_threshold(nbytes=100)
+    x = variable(registry, 1.0)
+    live = [multiply(x, x, nbytes=90)]
+    registry.sweep()
+    assert registry.bytes_mark == 190
+    live.clear()
+    registry.sweep()
+    assert registry.bytes_mark == 100
+
+
 def test_values_that_can_never_be_used_again_count_as_work_for_the_threshold(registry):
     x = variable(registry, 1.0)
     y = x * x

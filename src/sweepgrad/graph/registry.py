@@ -55,7 +55,6 @@ class _Batch:
     """What one hold of the lock did, and what must die after it."""
 
     entries: int
-    births: int
     nodes: int
     bytes: int
     more: bool
@@ -204,14 +203,12 @@ class Registry:
         if self.callbacks:
             self._announce("start", {"trigger": trigger, "dropped": len(self.dropped)})
         nodes = freed = 0
-        # What others drop from now on is for the next sweep, so this one ends. First the drops, then the births: a
-        # node's children were born before it was dropped.
-        entries, births = len(self.dropped), len(self.born)
+        entries = len(self.dropped)  # as many as others drop from now on are for the next sweep, so this one ends
         while max_nodes is None or nodes < max_nodes:
             limit = BATCH if max_nodes is None else min(BATCH, max_nodes - nodes)
             with self.lock:
-                batch = self._batch(limit, entries, births)
-            entries, births, more = batch.entries, batch.births, batch.more
+                batch = self._batch(limit, entries)
+            entries, more = batch.entries, batch.more
             nodes += batch.nodes
             freed += batch.bytes
             del batch  # the arrays die here, outside the lock
@@ -222,6 +219,7 @@ class Registry:
             self.sweeps += 1
             self.sweep_seconds += seconds
             self.bytes_mark = self.saved_bytes + self.threshold.bytes
+            self.settle()  # a birth may turn out to descend from a consumed node, and wait to be released
             remaining = self._backlog()
         report = SweepReport(nodes=nodes, bytes=freed, seconds=seconds, remaining=remaining)
         if self.callbacks:
@@ -231,23 +229,24 @@ class Registry:
     def _backlog(self) -> int:
         return len(self.dropped) + len(self.ready) + len(self.retiring) + len(self.stranded)
 
-    def _batch(self, limit: int, entries: int, births: int) -> "_Batch":
-        """Take up to `BATCH` steps and remove up to `limit` orphans; the lock is held.
-
-        `entries` and `births` are how many of the first entries of the two queues are this sweep's.
-        """
+    def _batch(self, limit: int, entries: int) -> "_Batch":
+        """Take up to `BATCH` steps, up to `entries` of them drops; remove up to `limit` orphans. The lock is held."""
         if self.busy:  # a finaliser sweeps within a sweep of its own thread
-            return _Batch(0, 0, 0, 0, more=False, dead=[])
+            return _Batch(0, 0, 0, more=False, dead=[])
         try:
             self.busy = True
             dead: list[Any] = []
             swept = self.swept
-            births, steps = self._enter(births, BATCH)
+            # Here, since another sweep may have taken the drops that the caller counted: those to be looked at now may
+            # be later ones. And first the drops, then the births: a node's children were born before it was dropped.
+            entries = min(entries, len(self.dropped))
+            births, steps = self._enter(len(self.born), BATCH)
             before = self.saved_bytes
-            while self.retiring and steps:
+            retiring = self.retiring
+            while retiring and steps:
                 steps -= 1
-                node = self.retiring.pop()
-                if type(node.saved) is Consumed and node.parents:
+                node = retiring.pop()
+                if type(node.saved) is Consumed and node.parents:  # else not committed, or never entered
                     self._remove(node, dead)
             while self.stranded and steps:
                 steps -= 1
@@ -266,8 +265,8 @@ class Registry:
                     break
                 if not node.handles and not node.children:
                     self._remove(node, dead)
-            more = births > 0 or entries > 0 or bool(ready or self.retiring or self.stranded)
-            return _Batch(entries, births, self.swept - swept, before - self.saved_bytes, more=more, dead=dead)
+            more = births > 0 or entries > 0 or bool(ready or retiring or self.stranded)
+            return _Batch(entries, self.swept - swept, before - self.saved_bytes, more=more, dead=dead)
         finally:
             self.busy = False
 
@@ -301,18 +300,16 @@ class Registry:
         parents, node.parents = node.parents, ()
         for parent in parents:
             children = parent.children
-            if children is node:
-                parent.children = None
-                self.with_children -= 1
-                if not parent.handles:
-                    self.ready.append(parent)
-            elif type(children) is set:
+            if children is not node:
+                if type(children) is not set:
+                    continue
                 children.discard(node)
-                if not children:
-                    parent.children = None
-                    self.with_children -= 1
-                    if not parent.handles:
-                        self.ready.append(parent)
+                if children:
+                    continue
+            parent.children = None
+            self.with_children -= 1
+            if not parent.handles and type(parent.saved) is not Consumed:  # else it is being retired
+                self.ready.append(parent)
 
     def _release(self, node: Node, dead: list[Any]) -> None:
         """Drop what `node` saved, as it descends from a consumed node and can never run. The lock is held."""
@@ -360,9 +357,11 @@ class Registry:
     def retire(self) -> None:
         """Remove consumed nodes in batches, then a bounded number of orphans: the end of a backward pass."""
         self.settle()
-        while self.retiring and not self.busy:
+        while self.retiring:
             with self.lock:
-                batch = self._batch(0, 0, 0)
+                if self.busy:  # a finaliser's pass within a sweep of its own thread, which will go on with them
+                    return
+                batch = self._batch(0, 0)
             del batch
         if self.dropped or self.ready or self.stranded:
             self.sweep(max_nodes=BACKWARD_SWEEP, trigger="backward")

@@ -181,7 +181,7 @@ def floor_divide(x1, x2, /):
     like="x1 % x2",
     result="same",
     domain=((0.1, 0.9), (1, 3)),
-    partials=lambda x1, x2, y: (1, -floor(x1 / x2)),
+    partials=lambda x1, x2, y: (1, -floor_divide(x1, x2)),
 )
 def remainder(x1, x2, /):
     """Remainder of `floor_divide`, with the sign of x2."""

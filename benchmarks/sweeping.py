@@ -1,0 +1,62 @@
+"""What sweeping costs: per orphan, and whether it depends on the size of the live graph."""
+
+import gc
+import time
+from statistics import median
+
+import sweepgrad as sg
+from benchmarks.harness import table
+
+ORPHANS, LIVE, ROUNDS = 10_000, 1_000_000, 21
+
+
+def sweep_orphans():
+    """Seconds to sweep `ORPHANS` dropped results, in chains of ten."""
+    sg.sweep()
+    start = sg.ones((), requires_grad=True)
+    for _ in range(ORPHANS // 10):
+        y = start
+        for _ in range(10):
+            y = y * 2.0
+    del y
+    gc.collect()
+    began = time.perf_counter()
+    report = sg.sweep()
+    seconds = time.perf_counter() - began
+    assert report.nodes == ORPHANS
+    return seconds
+
+
+def report():
+    """The section of this module."""
+    sg.graph.set_threshold(nodes=10 * ORPHANS)  # so that building does not sweep
+    held = []
+
+    def grow():
+        x = sg.ones((), requires_grad=True)
+        held.extend([x, [x * 1.0 for _ in range(LIVE)]])
+        gc.collect()
+        gc.freeze()  # so that the collector does not measure the live graph instead of the sweep
+
+    sweep_orphans()
+    with_none, with_many = [], []
+    for _ in range(3):  # in alternation, since the machine's speed drifts
+        held.clear()
+        gc.unfreeze()
+        sg.sweep()
+        with_none += [sweep_orphans() for _ in range(ROUNDS // 3)]
+        grow()
+        with_many += [sweep_orphans() for _ in range(ROUNDS // 3)]
+    gc.unfreeze()
+    ratio = median(b / a for a, b in zip(with_none, with_many, strict=True))
+    rows = [
+        ["none", f"{median(with_none) * 1e3:.2f}", f"{median(with_none) / ORPHANS * 1e6:.2f}", ""],
+        [f"{LIVE:,}", f"{median(with_many) * 1e3:.2f}", f"{median(with_many) / ORPHANS * 1e6:.2f}", f"{ratio:.2f}"],
+    ]
+    return "\n\n".join(
+        [
+            "## Sweeping",
+            f"{ORPHANS:,} orphans, in chains of ten, swept by one `sweep()`:",
+            table(rows, ["live nodes besides", "ms", "us per orphan", "ratio"]),
+        ]
+    )
