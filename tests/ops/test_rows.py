@@ -220,7 +220,9 @@ def test_every_public_operation_is_a_row():
     assert all(row.doc and row.like for row in OPS.values())
 
 
-@pytest.mark.parametrize("row", [row for row in ELEMENTWISE if row.result == "same" and row.arity == 2], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "row", [row for row in ELEMENTWISE if row.result == "same" and row.arity == 2], ids=lambda r: r.name
+)
 @pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8"])
 def test_integers_as_in_numpy(row, dtype):
     rng = rng_of(row.name, dtype)
