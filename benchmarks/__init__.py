@@ -1,4 +1,4 @@
 """Benchmarks: each runs the alternatives in the same session and reports ratios.
 
-`python -m benchmarks` runs all of them and writes `docs/benchmarks.md`; a name runs one: `python -m benchmarks overhead`.
+`python -m benchmarks` runs all and writes `docs/benchmarks.md`; `python -m benchmarks overhead` runs one.
 """

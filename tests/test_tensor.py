@@ -136,6 +136,23 @@ def test_copy_false():
             sg.asarray(data, copy=False, **kwargs)
 
 
+@pytest.mark.parametrize("dtype", [np.longlong, np.ulonglong, np.intc, np.uintc])
+def test_dtypes_of_other_names(dtype):
+    """NumPy has several integer dtypes of one size; tensors have one of each."""
+    array = frozen(np.arange(3, dtype=dtype))
+    tensor = sg.asarray(array)
+    assert tensor.dtype is getattr(sg, array.dtype.name)
+    for result in (
+        tensor + array,
+        array + tensor,
+        sg.add(array, tensor),
+        tensor.astype(dtype),
+        tensor.sum() * 0 + array,
+    ):
+        assert result.dtype is (getattr(sg, result.dtype.name))
+    assert (tensor + array).tolist() == [0, 2, 4]
+
+
 @pytest.mark.parametrize("dtype", [">f8", ">f4", ">i4", ">u2"])
 def test_big_endian_arrays_become_native(dtype):
     array = frozen(np.arange(5).astype(dtype))
