@@ -894,7 +894,6 @@ def test_ten_thousand_statistics_of_a_kept_parameter_leave_one_node():
     np.testing.assert_allclose(w.grad.numpy(), np.exp([0.5, -1.0]), rtol=1e-15)
 
 
-@pytest.mark.xfail(strict=True, reason="graph/registry.py: `stats` enters the births that would have met the threshold")
 def test_watching_the_graph_does_not_let_it_grow():
     before = state()
     w = variable(0.5, -1.0)

@@ -186,9 +186,7 @@ def state():
 
 
 @pytest.mark.parametrize(("call", "error", "parts"), TABLE, ids=[" ".join(parts[:2]) for _, _, parts in TABLE])
-def test_bad_call(call, error, parts, request):
-    if parts[0] in ("`bitwise_and`", "`bitwise_invert`"):
-        request.applymarker(pytest.mark.xfail(strict=True, reason="ops/plan.py: the fast path compiles bits of floats"))
+def test_bad_call(call, error, parts):
     t = Tensors()
     before, grads = state(), [t.x.grad, t.v.grad]
     caught = None

@@ -16,6 +16,9 @@ R = TypeVar("R")
 class _Mode(threading.local):
     enabled = True
 
+    def __init__(self) -> None:
+        self.before: list[bool] = []  # what `with` blocks of this thread put back
+
 
 mode = _Mode()
 
@@ -25,17 +28,14 @@ class _SetMode:
 
     _enabled: bool
 
-    def __init__(self) -> None:
-        self._before: list[bool] = []
-
     def __enter__(self) -> None:
-        self._before.append(mode.enabled)
+        mode.before.append(mode.enabled)
         mode.enabled = self._enabled
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        mode.enabled = self._before.pop()
+        mode.enabled = mode.before.pop()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if not callable(function):

@@ -233,7 +233,12 @@ class Tensor(_Operators):
         return f"Tensor({text}{dtype}{origin})"
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if spec and self.size == 1 else format(repr(self), spec)
+        if spec and self.size == 1:
+            return format(self.item(), spec)
+        try:
+            return format(repr(self), spec)
+        except ValueError:
+            raise ShapeError(f"format {spec!r} needs a tensor with one element; found shape {self._shape}") from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._node is not None and not self.is_variable:

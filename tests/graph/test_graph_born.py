@@ -82,7 +82,16 @@ def test_low_threshold_brings_nodes_in_as_early(deferred):
         sizes.append(len(deferred.nodes) + len(deferred.born))
     assert max(sizes) <= 3 + 3 + 1
     deferred.set_threshold(nodes=10 * SETTLE)
-    assert deferred.settle_at == 3
+    assert deferred.settle_at == SETTLE
+
+
+def test_thresholds_are_looked_at_although_another_thread_enters_the_nodes(deferred):
+    deferred.set_threshold(nodes=10)
+    x = variable(deferred, 2.0)
+    for _ in range(50):
+        x * x
+        deferred.settle()
+    assert len(deferred.nodes) <= 1 + 10 + 10
 
 
 @pytest.mark.parametrize(

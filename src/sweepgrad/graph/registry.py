@@ -89,7 +89,7 @@ class Registry:
         self.born: deque[Node] = deque()
         self.dropped: deque[Node] = deque()
         self.threshold = Threshold(nodes=2000, bytes=64 << 20)
-        self.settle_at = settle_at
+        self.settle_at = self._settle_at = settle_at
         self.bytes_mark = self.threshold.bytes  # saved bytes beyond which the next registering thread looks
         self.callbacks: list[Callback] = []
         self.callback_errors = 0
@@ -100,9 +100,10 @@ class Registry:
 
     def register(self, node: Node) -> None:
         """Add `node`, whose parents the caller keeps alive through their tensors until this returns."""
-        node.id = self._number()
+        node.id = number = self._number()
         self.born.append(node)
-        if len(self.born) >= self.settle_at or node.nbytes >= BIG:
+        # By number, not by the length of `born`, which others may keep short: thresholds are looked at all the same.
+        if number % self.settle_at == 0 or node.nbytes >= BIG:
             self.settle()
             if len(self.dropped) > self.threshold.nodes or self.saved_bytes > self.bytes_mark:
                 self._relieve()
@@ -192,7 +193,7 @@ class Registry:
         with self.lock:
             old = self.threshold
             self.threshold = Threshold(nodes=nodes or old.nodes, bytes=nbytes or old.bytes)
-            self.settle_at = min(self.settle_at, self.threshold.nodes)
+            self.settle_at = min(self._settle_at, self.threshold.nodes)
             self.bytes_mark = self.saved_bytes + self.threshold.bytes
 
     def sweep(

@@ -169,7 +169,8 @@ def node_infos(registry: "Registry") -> list[NodeInfo]:
 def audit(registry: "Registry", find_handles: Callable[[], Mapping[Node, int]]) -> None:
     """Recompute from scratch what should be registered and compare every count; raise AuditError on a difference.
 
-    `find_handles` counts the living handles of each node by other means than the registry's own counting.
+    `find_handles` counts the living handles of each node by other means than the registry's own counting: through the
+    garbage collector, so it misses those that were there when `gc.freeze` was called.
     """
     with registry.lock:
         registry.settle()

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 
 from sweepgrad.kernels.expr import Expr, Scalar, topological
-from sweepgrad.kernels.scalars import CPU
+from sweepgrad.kernels.scalars import CPU, CPU_INTEGER
 
 STRIDED_NDIM = 4
 
@@ -49,7 +49,7 @@ def literal(value: Scalar, kind: str = "T") -> str:
     return f"{kind}({value!r})"
 
 
-def body(outputs: Sequence[Expr], names: dict[str, str], kind: str = "T") -> tuple[list[str], list[str]]:
+def body(outputs: Sequence[Expr], names: dict[str, str], templates: dict[str, str]) -> tuple[list[str], list[str]]:
     """Statements that compute `outputs`, each common part once, and the texts of the results.
 
     `names` gives the text of each input by its symbol.
@@ -61,26 +61,27 @@ def body(outputs: Sequence[Expr], names: dict[str, str], kind: str = "T") -> tup
             texts[expr] = names[str(expr.value)]
         elif expr.op == "const":
             assert not isinstance(expr.value, (str, type(None)))
-            texts[expr] = literal(expr.value, kind)
+            texts[expr] = literal(expr.value)
         else:
             name = f"t{len(lines)}"
-            lines.append(f"{name} = {CPU[expr.op].format(*(texts[arg] for arg in expr.args))}")
+            lines.append(f"{name} = {templates[expr.op].format(*(texts[arg] for arg in expr.args))}")
             texts[expr] = name
     return lines, [texts[output] for output in outputs]
 
 
-def elementwise(outputs: Sequence[Expr], inputs: Sequence[str], kinds: str) -> str:
+def elementwise(outputs: Sequence[Expr], inputs: Sequence[str], kinds: str, dtype: str) -> str:
     """The function `kernel`, whose arguments are the inputs, `n` where there are rows or columns, the outputs."""
     targets = [f"o{k}" for k in range(len(outputs))]
+    templates = CPU_INTEGER if "int" in dtype else CPU
     if "x" in kinds:
-        lines = _strided(outputs, inputs, kinds, targets)
+        lines = _strided(outputs, inputs, kinds, targets, templates)
         arguments = [*inputs, *targets]
     elif "r" in kinds or "c" in kinds:
-        lines = _matrix(outputs, inputs, kinds, targets)
+        lines = _matrix(outputs, inputs, kinds, targets, templates)
         arguments = [*inputs, "n", *targets]
     else:
         names = {name: name if kind == "s" else f"{name}[i]" for name, kind in zip(inputs, kinds, strict=True)}
-        lines = [f"for i in range({targets[0]}.size):", *_stores(outputs, names, targets, "i", 1)]
+        lines = [f"for i in range({targets[0]}.size):", *_stores(outputs, names, targets, "i", 1, templates)]
         arguments = [*inputs, *targets]
     return _function(arguments, lines)
 
@@ -90,14 +91,21 @@ def _function(arguments: Sequence[str], lines: Sequence[str]) -> str:
 
 
 def _stores(
-    outputs: Sequence[Expr], names: dict[str, str], targets: Sequence[str], index: str, depth: int
+    outputs: Sequence[Expr],
+    names: dict[str, str],
+    targets: Sequence[str],
+    index: str,
+    depth: int,
+    templates: dict[str, str],
 ) -> list[str]:
-    lines, results = body(outputs, names)
+    lines, results = body(outputs, names, templates)
     lines += [f"{target}[{index}] = {result}" for target, result in zip(targets, results, strict=True)]
     return [f"{'    ' * depth}{line}" for line in lines]
 
 
-def _matrix(outputs: Sequence[Expr], inputs: Sequence[str], kinds: str, targets: Sequence[str]) -> list[str]:
+def _matrix(
+    outputs: Sequence[Expr], inputs: Sequence[str], kinds: str, targets: Sequence[str], templates: dict[str, str]
+) -> list[str]:
     # Each row is a slice, so the inner index is a plain loop variable: an index that could be negative would cost
     # the vectorisation of the loop.
     names, head = {}, ["start = i * n"]
@@ -112,16 +120,18 @@ def _matrix(outputs: Sequence[Expr], inputs: Sequence[str], kinds: str, targets:
         f"for i in range({targets[0]}.size // n):",
         *(f"    {line}" for line in head),
         "    for j in range(n):",
-        *_stores(outputs, names, [f"{target}_row" for target in targets], "j", 2),
+        *_stores(outputs, names, [f"{target}_row" for target in targets], "j", 2, templates),
     ]
 
 
-def _strided(outputs: Sequence[Expr], inputs: Sequence[str], kinds: str, targets: Sequence[str]) -> list[str]:
+def _strided(
+    outputs: Sequence[Expr], inputs: Sequence[str], kinds: str, targets: Sequence[str], templates: dict[str, str]
+) -> list[str]:
     indices = [f"i{axis}" for axis in range(STRIDED_NDIM)]
     index = ", ".join(indices)
     names = {name: name if kind == "s" else f"{name}[{index}]" for name, kind in zip(inputs, kinds, strict=True)}
     loops = [f"{'    ' * axis}for {i} in range({targets[0]}.shape[{axis}]):" for axis, i in enumerate(indices)]
-    return [*loops, *_stores(outputs, names, targets, index, STRIDED_NDIM)]
+    return [*loops, *_stores(outputs, names, targets, index, STRIDED_NDIM, templates)]
 
 
 _REDUCTION = """\

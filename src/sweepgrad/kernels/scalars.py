@@ -9,7 +9,7 @@ CPU = {
     "subtract": "({} - {})",
     "multiply": "({} * {})",
     "divide": "({} / {})",
-    "floor_divide": "np.floor_divide({}, {})",
+    "floor_divide": "({} // {})",
     "remainder": "np.remainder({}, {})",
     "pow": "({} ** {})",
     "negative": "(-{})",
@@ -62,8 +62,9 @@ CPU = {
     "erfc": "math.erfc({})",
 }
 
-BOOLEAN_RESULT = {
-    "equal", "not_equal", "less", "less_equal", "greater", "greater_equal",
-    "logical_and", "logical_or", "logical_xor", "logical_not", "isnan", "isinf", "isfinite",
-}  # fmt: skip
-"""Primitives whose result is a truth value, whatever their arguments."""
+CPU_INTEGER = CPU | {
+    # The processor's division traps at the least integer divided by -1.
+    "floor_divide": "(-{0} if {1} == -1 else np.floor_divide({0}, {1}))",
+    "remainder": "np.remainder({0}, T(1) if {1} == -1 else {1})",
+}
+"""The same where the loop computes in integers."""

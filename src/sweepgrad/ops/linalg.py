@@ -12,7 +12,7 @@ from sweepgrad.ops.plan import broadcast_shape, unbroadcast
 from sweepgrad.ops.reductions import sum as sum_
 from sweepgrad.ops.shape import as_dtype, astype, expand_dims, matrix_transpose, permute_dims, reshape
 from sweepgrad.ops.structural import Call, argument, composed, normal_axes, normal_axis, run, structural
-from sweepgrad.tensor import Tensor
+from sweepgrad.tensor import Array, Tensor
 
 
 def _pair(op: str, x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
@@ -49,8 +49,13 @@ def _shaped(ct: Tensor, like: Any) -> Tensor:
     return reshape(unbroadcast(ct, ct.shape[-2:]), like.shape)
 
 
+def _matmul(x1: Array, x2: Array) -> Array:
+    with np.errstate(all="ignore"):  # as the kernels, which do not warn of infinities either
+        return np.asarray(np.matmul(x1, x2))
+
+
 @structural(
-    forward=np.matmul,
+    forward=_matmul,
     vjp=_matmul_vjp,
     like="np.matmul(x1, x2)",
     cases=[

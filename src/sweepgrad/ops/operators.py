@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from sweepgrad.errors import DTypeError, ShapeError
 from sweepgrad.ops import indexing, shape
 from sweepgrad.ops.op import OPS, Elementwise
-from sweepgrad.ops.plan import binary, call
+from sweepgrad.ops.plan import OPERANDS, binary, call, unknown_operand
 from sweepgrad.tensor import Tensor
 
 OPERATORS = {
@@ -49,14 +47,12 @@ METHODS = (
 )  # fmt: skip
 """Operations that are methods as well, with the tensor as their first argument."""
 
-_OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
 
-
-def _checked(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _checked(name: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """`function` as an operator: NotImplemented for an operand of a type that it does not know."""
 
     def operator(self: Tensor, other: Any) -> Any:
-        return function(self, other) if isinstance(other, _OPERANDS) else NotImplemented
+        return function(self, other) if isinstance(other, OPERANDS) else unknown_operand(name, other)
 
     return operator
 
@@ -65,14 +61,14 @@ def _operator(name: str) -> Callable[[Any, Any], Any]:
     row = OPS[name]
     if isinstance(row, Elementwise) and name != "pow":
         return binary(row, operator=True)
-    return _checked(row.function)
+    return _checked(name, row.function)
 
 
 def _reflected(name: str) -> Callable[[Any, Any], Any]:
     row = OPS[name]
     if isinstance(row, Elementwise) and name != "pow":
-        return _checked(lambda self, other: call(row, (other, self)))
-    return _checked(lambda self, other: row.function(other, self))
+        return _checked(name, lambda self, other: call(row, (other, self)))
+    return _checked(name, lambda self, other: row.function(other, self))
 
 
 def _reshape(self: Tensor, *lengths: Any, copy: bool | None = None) -> Tensor:

@@ -57,7 +57,9 @@ class Loop:
         if self.rows:
             signature.append("int64")
         self._signature = [*signature, *[f"{result}:{layout}C"] * len(outputs)]
-        self._source = emit.header(title, dtype) + emit.elementwise(outputs, [name for name, _, _ in inputs], kinds)
+        self._source = emit.header(title, dtype) + emit.elementwise(
+            outputs, [name for name, _, _ in inputs], kinds, dtype
+        )
         self._held: Kernel | None = None
         self._released: Kernel | None = None
 
@@ -307,14 +309,16 @@ def call(op: Elementwise, args: Sequence[Any]) -> Any:
     if any(isinstance(arg, Expr) for arg in args):
         return op.expand(*args)
     values = [_argument(op.name, arg) for arg in args]
+    if op.result == "bool":
+        values = _comparable(values)
     dtype = _common_dtype(op, values)
     values = [_converted(op.name, value, BOOL if op.condition and k == 0 else dtype) for k, value in enumerate(values)]
-    if op.whole and dtype.kind in "iu":
-        return values[0]
     tensors = [value for value in values if isinstance(value, Tensor)]
     if not tensors:  # numbers only
         values[0] = wrap(np.asarray(values[0], BOOL if op.condition else dtype))
         tensors = [values[0]]
+    if op.whole and dtype.kind in "iu":
+        return values[0]
     shape = broadcast_shape(op.name, [tensor._shape for tensor in tensors])
     tracked: tuple[int, ...] = ()
     if op.differentiable and mode.enabled:
@@ -426,6 +430,18 @@ def _common_dtype(op: Elementwise, values: Sequence[Any]) -> DType:
     return CANONICAL[dtype]
 
 
+def _comparable(values: list[Any]) -> list[Any]:
+    """Python integers that the tensors' dtype cannot hold become infinite, which compares the same."""
+    dtypes = [value._dtype for value in values if isinstance(value, Tensor)]
+    if not dtypes or (dtype := np.result_type(*dtypes)).kind not in "iu":
+        return values
+    bounds = np.iinfo(dtype)
+    return [
+        value if not isinstance(value, int) or bounds.min <= value <= bounds.max else math.copysign(math.inf, value)
+        for value in values
+    ]
+
+
 def _dtypes(values: Sequence[Any]) -> str:
     return " and ".join(str(v._dtype) if isinstance(v, Tensor) else type(v).__name__ for v in values)
 
@@ -480,11 +496,23 @@ def _picker(positions: tuple[int, ...], count: int) -> Callable[..., tuple[Any, 
     return _PICKERS.get((count, positions)) or (lambda *values: tuple([values[k] for k in positions]))
 
 
+OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
+"""Types that operators take beside a tensor."""
+
+
+def unknown_operand(op: str, other: object) -> Any:
+    """What arithmetic answers: NotImplemented, for Python to ask `other`, but not a sequence, which repeats itself."""
+    if isinstance(other, (list, tuple, str, bytes, bytearray)):
+        raise reject(op, other)
+    return NotImplemented
+
+
 def unary(op: Elementwise) -> Callable[[Any], Any]:
     """The function of one input."""
     untracked: dict[DType, Plan] = {}
     tracked: dict[DType, Plan] = {}
     keep = op.differentiable
+    quick = FLOATS if op.accepts != "bits" else ()
 
     def function(x, /):  # type: ignore[no-untyped-def]
         if type(x) is Tensor and (a := x._flat) is not None:
@@ -498,7 +526,7 @@ def unary(op: Elementwise) -> Callable[[Any], Any]:
                 if track:
                     return record(plan, plan.pick(a, out), (parent,), out, x._shape)
                 return make(out, None, x._shape, plan.result, None)
-            if x._dtype in FLOATS:
+            if x._dtype in quick:
                 plan_for(op, x._dtype, "v", (0,) if track else (), plain=True, table=tracked if track else untracked)
         return call(op, (x,))
 
@@ -511,6 +539,7 @@ def binary(op: Elementwise, *, operator: bool = False) -> Callable[[Any, Any], A
     both: tuple[dict[DType, Plan], ...] = ({}, {}, {}, {})
     number: tuple[dict[DType, Plan], ...] = ({}, {})
     keep = op.differentiable
+    quick = FLOATS if op.accepts != "bits" else ()
 
     def function(x1, x2, /):  # type: ignore[no-untyped-def]  # noqa: PLR0912  # a call for each branch costs 5 %
         if type(x1) is Tensor and (a := x1._flat) is not None:
@@ -532,7 +561,7 @@ def binary(op: Elementwise, *, operator: bool = False) -> Callable[[Any, Any], A
                     else:
                         plans, parents = both[3], (first, second)
             elif type(x2) is float or type(x2) is int:
-                b = x2
+                b = x2 if type(x2) is float else float(x2)
                 first = x1._node
                 if first is None or not keep or not mode.enabled:
                     plans = number[0]
@@ -547,12 +576,12 @@ def binary(op: Elementwise, *, operator: bool = False) -> Callable[[Any, Any], A
                     if parents is None:
                         return make(out, None, shape, plan.result, None)
                     return record(plan, plan.pick(a, b, out), parents, out, shape)
-                if dtype in FLOATS:
+                if dtype in quick:
                     kinds = "vv" if type(x2) is Tensor else "vs"
                     tracked = tuple(k for k, x in enumerate((x1, x2)) if parents and type(x) is Tensor and x._node)
                     plan_for(op, dtype, kinds, tracked, plain=True, table=plans)
-        if operator and not isinstance(x2, (Tensor, bool, int, float, np.ndarray, np.generic)):
-            return NotImplemented
+        if operator and not isinstance(x2, OPERANDS):
+            return NotImplemented if op.result == "bool" else unknown_operand(op.name, x2)
         return call(op, (x1, x2))
 
     return function
