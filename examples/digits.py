@@ -4,7 +4,7 @@ Each step computes statistics of the parameters for the progress bar. The parame
 as well, but no backward pass ever runs through them: nothing would ever remove their nodes from a graph that is only
 cleaned by backward. Here the node count after the last epoch is that after the first, and nothing below asks for it.
 
-    pip install "sweepgrad[examples]"
+    python -m pip install '.[examples]'
     python examples/digits.py                # or, to see the graph summed up: sweepgrad run examples/digits.py
 """
 

@@ -9,6 +9,8 @@ w.grad              # Tensor([2., 4.])
 print(sg.sweep())   # removes what was computed and dropped without a backward pass
 """
 
+import math as _math
+
 from sweepgrad import graph, optim
 from sweepgrad._version import __version__
 from sweepgrad.config import auto_sweep_interval as _auto_sweep_interval
@@ -144,6 +146,7 @@ from sweepgrad.tensor import DTYPES as _DTYPES
 from sweepgrad.tensor import HookHandle, Tensor
 from sweepgrad.transforms import grad, value_and_grad
 
+e, pi, inf, nan, newaxis = _math.e, _math.pi, _math.inf, _math.nan, None
 float32 = _DTYPES["float32"]
 float64 = _DTYPES["float64"]
 int8, int16, int32, int64 = (_DTYPES[f"int{n}"] for n in (8, 16, 32, 64))
@@ -197,6 +200,7 @@ __all__ = [
     "cos",
     "cosh",
     "divide",
+    "e",
     "enable_grad",
     "equal",
     "erf",
@@ -218,6 +222,7 @@ __all__ = [
     "greater",
     "greater_equal",
     "hypot",
+    "inf",
     "int8",
     "int16",
     "int32",
@@ -249,13 +254,16 @@ __all__ = [
     "minimum",
     "moveaxis",
     "multiply",
+    "nan",
     "negative",
+    "newaxis",
     "no_grad",
     "not_equal",
     "ones",
     "ones_like",
     "optim",
     "permute_dims",
+    "pi",
     "positive",
     "pow",
     "prod",

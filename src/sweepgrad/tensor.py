@@ -74,7 +74,6 @@ class Tensor(_Operators):
     _node: Node | None
     _grad: "Tensor | None"
 
-    __array_ufunc__ = None  # so that `ndarray * tensor` asks the tensor
     __hash__ = object.__hash__  # by identity: `==` compares elements
 
     def __new__(cls, *args: Any, **kwargs: Any) -> "Tensor":
@@ -219,8 +218,8 @@ class Tensor(_Operators):
 
     def __setitem__(self, key: object, value: object) -> NoReturn:
         raise ImmutableError(
-            "tensors are immutable, so that saved values stay true: build a new one, "
-            "for example with `where(mask, value, t)` or `concat`"
+            "tensors are immutable, so that saved values stay true: build a new one, for example with "
+            "`where(mask, value, t)` or `concat`; give a variable new values with `t.copy_(value)`"
         )
 
     def __repr__(self) -> str:

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sweepgrad.errors import ArgumentError, DTypeError, ShapeError
+from sweepgrad.errors import ArgumentError, DTypeError, ShapeError, SweepgradError
 from sweepgrad.grad_mode import enable_grad, mode
 from sweepgrad.graph import process
 from sweepgrad.graph.backward import REPLAY, gradients, reachable
@@ -31,7 +31,8 @@ def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..
 
     Returns:
         A function of the same arguments: the gradient as a tensor of the argument's shape and dtype, or a tuple of
-        them where `argnums` is a sequence.
+        them where `argnums` is a sequence. It is tracked only if it depends on a variable of the caller's: one that
+        was passed in, or that `f` captures.
 
     Raises:
         ValueError: from the returned function, if the result of `f` has several elements or `argnums` does not fit.
@@ -97,7 +98,13 @@ def _positions(argnums: Sequence[int]) -> tuple[int, ...]:
 
 def _entered(arg: Any, position: int) -> Tensor:
     """The argument as a tensor with a node of its own."""
-    tensor = arg if isinstance(arg, Tensor) else asarray(arg)
+    try:
+        tensor = arg if isinstance(arg, Tensor) else asarray(arg)
+    except SweepgradError as error:
+        raise DTypeError(
+            f"`grad` by argument {position} needs an array or a number; found {type(arg).__name__} ({error}): pass "
+            "several arrays as several arguments, with argnums=(0, 1)"
+        ) from None
     if tensor.dtype not in FLOATS:
         raise DTypeError(
             f"`grad` by argument {position} needs a float dtype; found {tensor.dtype}: convert it, as in 2.0 for 2"

@@ -21,6 +21,11 @@ def format_bytes(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def count(number: int, noun: str) -> str:
+    """`number` of something, as in `1 node` or `2,000 nodes`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 @dataclass(frozen=True, slots=True)
 class Threshold:
     """When a registering thread sweeps: dropped tensors waiting, and bytes saved since the last sweep."""
@@ -48,7 +53,7 @@ class SweepReport:
 
     def __str__(self) -> str:
         return (
-            f"swept {self.nodes:,} node{'' if self.nodes == 1 else 's'} ({format_bytes(self.bytes)}) "
+            f"swept {count(self.nodes, 'node')} ({format_bytes(self.bytes)}) "
             f"in {self.seconds * 1e3:.2f} ms; {self.remaining:,} remaining"
         )
 
@@ -79,7 +84,7 @@ class GraphStats:
 
     def __str__(self) -> str:
         return (
-            f"{self.nodes:,} nodes ({self.variables:,} variables, {self.childless:,} childless), "
+            f"{count(self.nodes, 'node')} ({count(self.variables, 'variable')}, {self.childless:,} childless), "
             f"{format_bytes(self.saved_bytes)} saved, {self.dropped:,} dropped and waiting; "
             f"{self.registered:,} registered, {self.consumed:,} consumed, {self.swept:,} swept "
             f"in {self.sweeps:,} sweeps"

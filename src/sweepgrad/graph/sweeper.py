@@ -61,6 +61,9 @@ class Sweeper:
         """Seconds between two sweeps of the thread."""
         return self._interval
 
+    def __repr__(self) -> str:
+        return f"<sweeper: {f'every {self._interval:g} s' if self.is_running() else 'not running'}>"
+
     def is_running(self) -> bool:
         """Whether the thread is alive and has not been told to end."""
         worker = self._worker

@@ -13,6 +13,7 @@ import numpy as np
 
 from sweepgrad.errors import ArgumentError
 from sweepgrad.kernels.expr import Expr
+from sweepgrad.kernels.scalars import CPU
 from sweepgrad.ops.op import OPS, Elementwise, Interval, Partials, describe
 from sweepgrad.ops.plan import binary, ternary, unary
 from sweepgrad.tensor import FLOATS, DType, Tensor, dense
@@ -31,9 +32,35 @@ def _declare(
 ) -> Callable[P, Tensor]:
     name, doc, arity = describe(function)
     each = (domain,) * arity if isinstance(domain[0], (int, float)) else domain
+    assert scalar is not None or name in CPU, f"the primitive `{name}` has no template in `kernels.scalars`"
     row = Elementwise(name=name, doc=doc, arity=arity, scalar=scalar, domain=each, partials=partials, **facts)
     row.function = functools.wraps(function)(_MAKERS[arity](row))
+    row.function.__doc__ = _documentation(row)
     return row.function
+
+
+def _documentation(row: Elementwise) -> str:
+    """The docstring of a row's function: what it says itself, and what follows from its facts."""
+    numbers = {"numeric": "numbers", "any": "numbers or truth values", "bits": "integers or truth values"}[row.accepts]
+    dtype = {
+        "float": "the inputs' common dtype, float64 for integers",
+        "same": "the inputs' common dtype",
+        "bool": "bool",
+    }[row.result]
+    lines = [
+        row.doc,
+        "",
+        f"Args: tensors, arrays or Python numbers of any shape, {numbers}; shapes broadcast, dtypes are promoted as in",
+        f"NumPy 2. Returns a tensor of dtype {dtype}. Same values as `{row.like}`.",
+    ]
+    if row.kink:
+        lines.append(f"At {row.kink[0]} a derivative does not exist; taken there is {row.kink[1]}.")
+    if not row.differentiable:
+        lines.append("The result is never tracked.")
+    lines += ["", "Raises:", "    TypeError: for other dtypes and types."]
+    if row.arity > 1:
+        lines.append("    ValueError: if the shapes do not broadcast.")
+    return "\n".join(lines)
 
 
 def primitive(
@@ -507,5 +534,5 @@ def _refuse_negative_exponents(x1: Any, x2: Any) -> None:
 
 
 for _name, _function in (("clip", clip), ("pow", pow)):
-    _function.__doc__ = OPS[_name].doc
+    _function.__doc__ = OPS[_name].function.__doc__
     OPS[_name].function = _function

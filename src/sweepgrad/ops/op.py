@@ -98,6 +98,8 @@ class Elementwise(Op):
         if self.partials is None:
             return differentiate(self.forward, xs)
         values = self.partials(*xs, symbol("y"))
+        if not isinstance(values, tuple) or len(values) != self.arity:
+            raise AssertionError(f"`partials` of `{self.name}` must return a tuple of {self.arity}; found {values!r}")
         return tuple(value if isinstance(value, Expr) else const(value) for value in values)
 
 

@@ -6,10 +6,15 @@ them.
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from sweepgrad.errors import DTypeError, ShapeError
+import numpy as np
+
+from sweepgrad.errors import DTypeError, ImmutableError, ShapeError
+from sweepgrad.grad_mode import mode
 from sweepgrad.ops import indexing, shape
 from sweepgrad.ops.op import OPS, Elementwise
 from sweepgrad.ops.plan import OPERANDS, binary, call, unknown_operand
@@ -39,6 +44,9 @@ COMPARISONS = {
     "ge": "greater_equal",
 }
 UNARY = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
+
+IN_PLACE = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "pow": "**"}
+"""Operators that change a variable in place under `no_grad`, as in PyTorch."""
 
 METHODS = (
     "sum", "mean", "prod", "max", "min", "var", "std", "argmax", "argmin", "all", "any", "logsumexp", "softmax",
@@ -71,6 +79,69 @@ def _reflected(name: str) -> Callable[[Any, Any], Any]:
     return _checked(name, lambda self, other: row.function(other, self))
 
 
+def _in_place(symbol: str, operator: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """`x += y`: for a variable a change of its values, which must not be recorded; else it rebinds the name."""
+
+    def operate(self: Tensor, other: Any) -> Any:
+        if not self.is_variable:
+            return NotImplemented
+        if mode.enabled:
+            raise ImmutableError(
+                f"`{symbol}` on a variable would make its name mean the result of an operation: write "
+                f"`y = x {symbol[:-1]} ...` for a new tensor, or update the variable under `no_grad()`"
+            )
+        return self.copy_(operator(self, other))
+
+    return operate
+
+
+_UFUNCS = {
+    "add": "add", "subtract": "subtract", "multiply": "multiply", "divide": "divide", "floor_divide": "floor_divide",
+    "remainder": "remainder", "power": "pow", "negative": "negative", "positive": "positive", "matmul": "matmul",
+}  # fmt: skip
+"""NumPy's universal functions that operators of arrays call; others are found by the rows' references."""
+
+
+@functools.cache
+def _ufunc_table() -> dict[str, str]:
+    plain = re.compile(r"np\.(\w+)\((?:x|x1, x2)\)")
+    rows = ((plain.fullmatch(row.like), row.name) for row in OPS.values() if isinstance(row, Elementwise))
+    return _UFUNCS | {match[1]: name for match, name in rows if match}
+
+
+def _array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Tensor:
+    """`np.exp(tensor)` and `array * tensor`: the operation of this library that has the same values."""
+    name = _ufunc_table().get(ufunc.__name__)
+    if name is None or method != "__call__" or kwargs:
+        raise DTypeError(
+            f"`numpy.{ufunc.__name__}` does not take tensors{'' if name is None else ' with these arguments'}: use "
+            f"{f'`sweepgrad.{name}`' if name else 'an operation of sweepgrad'}, or `t.numpy()` for an array"
+        )
+    result: Tensor = OPS[name].function(*inputs)
+    return result
+
+
+def _array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """NumPy's other functions: they take tensors that are not tracked, as arrays."""
+    stack = [args, kwargs]
+    while stack:
+        one = stack.pop()
+        if isinstance(one, Tensor) and one.requires_grad:
+            known = f"`sweepgrad.{func.__name__}`" if func.__name__ in OPS else "an operation of sweepgrad"
+            raise DTypeError(
+                f"`numpy.{func.__name__}` does not take tensors that require a gradient, since its result would "
+                f"silently leave the graph: use {known}, or `t.numpy()` for an array"
+            )
+        stack.extend(one.values() if isinstance(one, dict) else one if isinstance(one, (list, tuple)) else ())
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(plain, value))
+        return value.numpy() if isinstance(value, Tensor) else value
+
+    return func(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
+
+
 def _reshape(self: Tensor, *lengths: Any, copy: bool | None = None) -> Tensor:
     """`reshape(x, shape)`; the lengths may be given one by one."""
     return shape.reshape(self, lengths[0] if len(lengths) == 1 else lengths, copy=copy)
@@ -99,7 +170,11 @@ def attach() -> None:
         setattr(Tensor, f"__{name}__", OPS[op].function)
     for name in METHODS:
         setattr(Tensor, name, OPS[name].function)
+    for name, symbol in IN_PLACE.items():
+        setattr(Tensor, f"__i{name}__", _in_place(f"{symbol}=", getattr(Tensor, f"__{name}__")))
     others: dict[str, Any] = {
+        "__array_ufunc__": _array_ufunc,
+        "__array_function__": _array_function,
         "__getitem__": indexing.getitem,
         "__iter__": _iterate,
         "reshape": _reshape,

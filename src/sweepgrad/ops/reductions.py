@@ -97,7 +97,7 @@ _CASES = [
     like="np.sum(x, axis=axis, keepdims=keepdims)",
     cases=_CASES,
 )
-def sum(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+def sum(x: Any, /, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Tensor:
     """Sum over `axis`; pairwise along a contiguous axis. The sum of nothing is 0.
 
     Args:
@@ -119,7 +119,7 @@ def _mean_vjp(ct: Tensor, call: Call) -> list[Tensor]:
 
 
 @structural(forward=_mean, vjp=_mean_vjp, like="np.mean(x, axis=axis, keepdims=keepdims)", cases=_CASES)
-def mean(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def mean(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Arithmetic mean over `axis`; of integers and truth values in float64. The mean of nothing is NaN."""
     x = _as_float("mean", x)
     return run("mean", [x], axes=normal_axes("mean", axis, x.ndim), keepdims=keepdims)
@@ -157,7 +157,7 @@ def _products_of_others(x: Tensor) -> Tensor:
 
 
 @structural(forward=_prod, vjp=_prod_vjp, like="np.prod(x, axis=axis, keepdims=keepdims)", cases=_CASES, saves=(0,))
-def prod(x: Any, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+def prod(x: Any, /, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Tensor:
     """Product over `axis`, in the dtypes of `sum`; its derivative is exact where elements are 0. 1 for nothing."""
     x = argument("prod", x)
     target = _accumulated("prod", x, dtype)
@@ -191,7 +191,7 @@ def _extreme(name: str, x: Any, axis: Axis, keepdims: bool) -> Tensor:
     saves=(0,),
     saves_output=True,
 )
-def max(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def max(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Greatest element over `axis`, NaN if any is; equal greatest elements share the derivative equally.
 
     Raises:
@@ -208,7 +208,7 @@ def max(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
     saves=(0,),
     saves_output=True,
 )
-def min(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def min(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Least element over `axis`, NaN if any is; equal least elements share the derivative equally.
 
     Raises:
@@ -225,7 +225,7 @@ _SPREAD_CASES = [
 
 
 @composed(like="np.var(x, axis=axis, ddof=correction, keepdims=keepdims)", cases=_SPREAD_CASES)
-def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+def var(x: Any, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> Tensor:
     """Variance over `axis`: the squared distances from the mean, summed and divided by (count - correction).
 
     The mean is subtracted first, so nothing cancels. NaN where count - correction is not positive.
@@ -238,7 +238,7 @@ def var(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool
 
 
 @composed(like="np.std(x, axis=axis, ddof=correction, keepdims=keepdims)", cases=_SPREAD_CASES)
-def std(x: Any, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+def std(x: Any, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> Tensor:
     """Standard deviation over `axis`: the square root of `var`."""
     return sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
 
@@ -249,13 +249,13 @@ def _truth(name: str, x: Any, axis: Axis, keepdims: bool) -> Tensor:
 
 
 @structural(forward=_all, vjp=None, like="np.all(x > 0, axis=axis, keepdims=keepdims)", cases=_CASES)
-def all(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def all(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Whether every element over `axis` is nonzero; True for nothing."""
     return _truth("all", x, axis, keepdims)
 
 
 @structural(forward=_any, vjp=None, like="np.any(x > 0, axis=axis, keepdims=keepdims)", cases=_CASES)
-def any(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def any(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """Whether at least one element over `axis` is nonzero; False for nothing."""
     return _truth("any", x, axis, keepdims)
 
@@ -281,7 +281,7 @@ def _position(name: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
     like="np.argmax(x, axis=axis, keepdims=keepdims)",
     cases=_ARG_CASES,
 )
-def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def argmax(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
     """Position of the greatest element along `axis`, the first if several are; None counts in the flattened tensor.
 
     Raises:
@@ -296,7 +296,7 @@ def argmax(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Ten
     like="np.argmin(x, axis=axis, keepdims=keepdims)",
     cases=_ARG_CASES,
 )
-def argmin(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def argmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Tensor:
     """Position of the least element along `axis`, the first if several are; None counts in the flattened tensor.
 
     Raises:
@@ -306,7 +306,7 @@ def argmin(x: Any, /, *, axis: int | None = None, keepdims: bool = False) -> Ten
 
 
 @composed(like="special.logsumexp(x, axis=axis, keepdims=keepdims)", cases=_CASES)
-def logsumexp(x: Any, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def logsumexp(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     """log(sum(exp(x))) over `axis`, without overflow; -inf for nothing."""
     x = _as_float("logsumexp", x)
     axes = normal_axes("logsumexp", axis, x.ndim)
@@ -320,7 +320,7 @@ _SOFTMAX_CASES = [([(2, 3)], {"axis": -1}), ([(2, 3, 2)], {"axis": 1}), ([(2, 3)
 
 
 @composed(like="special.softmax(x, axis=axis)", cases=_SOFTMAX_CASES)
-def softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
+def softmax(x: Any, /, axis: Axis = -1) -> Tensor:
     """exp(x) divided by its sum over `axis`, without overflow; of the shape of x."""
     x = _as_float("softmax", x)
     axes = normal_axes("softmax", axis, x.ndim)
@@ -329,7 +329,7 @@ def softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
 
 
 @composed(like="special.log_softmax(x, axis=axis)", cases=_SOFTMAX_CASES)
-def log_softmax(x: Any, /, *, axis: Axis = -1) -> Tensor:
+def log_softmax(x: Any, /, axis: Axis = -1) -> Tensor:
     """log(softmax(x)) over `axis`, precise where the softmax is tiny; of the shape of x."""
     x = _as_float("log_softmax", x)
     axes = normal_axes("log_softmax", axis, x.ndim)

@@ -100,9 +100,9 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
         ValueError: if `axes` does not name each axis once.
     """
     x = argument("permute_dims", x)
-    order = normal_axes("permute_dims", tuple(axes), x.ndim)
+    order = normal_axes("permute_dims", axes, x.ndim)
     if len(order) != x.ndim:
-        raise ShapeError(f"`permute_dims` needs each of {x.ndim} axes once; found {tuple(axes)}")
+        raise ShapeError(f"`permute_dims` needs each of {x.ndim} axes once; found {axes}")
     return run("permute_dims", [x], axes=order)
 
 

@@ -44,10 +44,22 @@ class Optimizer:
                 )
         if len({id(param) for param in self.params}) != len(self.params):
             raise ArgumentError(f"`{type(self).__name__}` got a parameter twice")
-        self.lr = self._checked("lr", lr, 0.0, float("inf"))
+        self.lr = lr
         self.steps = [0] * len(self.params)
         self._state: list[tuple[Array, ...] | None] = [None] * len(self.params)
         self._loops: dict[str, Loop] = {}
+
+    @property
+    def lr(self) -> float:
+        """Learning rate; may be changed between steps."""
+        return self._lr
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        self._lr = self._checked("lr", value, 0.0, float("inf"))
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {len(self.params)} parameters, lr={self.lr:g}>"
 
     def _checked(self, name: str, value: float, low: float, high: float) -> float:
         if not isinstance(value, (int, float)) or not low <= value < high:
@@ -160,6 +172,8 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
     ) -> None:
         super().__init__(params, lr)
+        if not isinstance(betas, (tuple, list)) or len(betas) != 2:
+            raise ArgumentError(f"`{type(self).__name__}` got betas={betas!r}; needed are two numbers")
         self.betas = (self._checked("beta1", betas[0], 0.0, 1.0), self._checked("beta2", betas[1], 0.0, 1.0))
         self.eps = self._checked("eps", eps, 0.0, float("inf"))
         self.weight_decay = self._checked("weight_decay", weight_decay, 0.0, float("inf"))
