@@ -18,7 +18,7 @@ from tabulate import tabulate
 
 @dataclass(frozen=True)
 class Result:
-    """One contender's median time in seconds, and its ratio to the first contender's opposite."""
+    """One contender's median time in seconds."""
 
     name: str
     seconds: float

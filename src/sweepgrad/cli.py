@@ -27,14 +27,13 @@ from typing import NoReturn
 
 from sweepgrad import config, graph
 from sweepgrad._version import __version__
-from sweepgrad.config import AUTO_SWEEP
-from sweepgrad.errors import ArgumentError
+from sweepgrad.config import AUTO_SWEEP, SETTINGS
+from sweepgrad.errors import ArgumentError, SweepgradError
 from sweepgrad.graph.process import sweep, sweeper
 from sweepgrad.graph.report import format_bytes
+from sweepgrad.kernels.cpu import check_private
 
 PREFIX = "SWEEPGRAD_"
-SETTINGS = {name for name in vars(config).values() if isinstance(name, str) and name.startswith(PREFIX)}
-"""Every variable of the environment that means something to sweepgrad."""
 
 # The `__main__` in whose place the script's was put. It must stay alive: where a script raised, CPython 3.11 still
 # deletes `__file__` from its dictionary after it has dropped its own reference, and the process crashes at exit.
@@ -198,11 +197,11 @@ def info() -> str:
         "Python": f"{python_version()} on {platform()}",
         "NumPy": version("numpy"),
         "Numba": version("numba"),  # asked of its metadata, since importing it takes a second
-        "cache": _cache(config.cache_dir()),
+        "cache": _cache(config.cache_dir().absolute()),
         "sweeper": f"every {sweeper.interval:g} s" if sweeper.is_running() else "off",
         "thresholds": f"{limit.nodes:,} dropped nodes, {format_bytes(limit.bytes)} saved since the last sweep",
     }
-    for name in sorted(SETTINGS | {name for name in os.environ if name.startswith(PREFIX)}):
+    for name in sorted({*SETTINGS} | {name for name in os.environ if name.startswith(PREFIX)}):
         value = repr(os.environ[name]) if name in os.environ else "not set"
         lines[name] = value if name in SETTINGS else f"{value} (not a setting of sweepgrad)"
     width = max(map(len, lines))
@@ -210,7 +209,10 @@ def info() -> str:
 
 
 def _cache(folder: Path) -> str:
-    """The cache folder and how much it holds."""
+    """The cache folder and how much it holds, or why kernels cannot be kept there."""
+    fault = _fault(folder)
+    if fault is not None:
+        return f"{folder} (unusable: {fault})"
     if not folder.exists():
         return f"{folder} (not there yet)"
     sizes = []
@@ -221,3 +223,18 @@ def _cache(folder: Path) -> str:
             except OSError:  # removed meanwhile
                 continue
     return f"{folder} ({len(sizes):,} files, {format_bytes(sum(sizes))})"
+
+
+def _fault(folder: Path) -> str | None:
+    """Why kernels cannot be kept in `folder`, which is made where it is missing; None if they can."""
+    nearest = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    if not nearest.is_dir():
+        return f"{nearest} is not a folder"
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return f"{nearest} cannot be written to"
+    if nearest == folder:
+        try:
+            check_private(folder)
+        except SweepgradError as error:
+            return str(error)
+    return None

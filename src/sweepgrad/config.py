@@ -14,6 +14,7 @@ from sweepgrad.errors import ArgumentError
 
 AUTO_SWEEP = "SWEEPGRAD_AUTO_SWEEP"
 CACHE_DIR = "SWEEPGRAD_CACHE_DIR"
+SETTINGS = (AUTO_SWEEP, CACHE_DIR)
 
 DEFAULT_INTERVAL = 1.0
 """Seconds between two sweeps of the daemon thread when nothing else is said."""

@@ -28,6 +28,11 @@ class _SetMode:
 
     _enabled: bool
 
+    def __init__(self, *args: object) -> None:
+        if args:
+            name = type(self).__name__
+            raise DTypeError(f"`{name}` takes no arguments; found {type(args[0]).__name__}: decorate with `@{name}()`")
+
     def __enter__(self) -> None:
         mode.before.append(mode.enabled)
         mode.enabled = self._enabled

@@ -19,14 +19,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from sweepgrad.errors import DTypeError, ImmutableError, NotTrackedError, ShapeError, VariableError
+from sweepgrad.errors import (
+    ArgumentError,
+    DTypeError,
+    ImmutableError,
+    NotTrackedError,
+    ShapeError,
+    VariableError,
+)
 from sweepgrad.grad_mode import mode
 from sweepgrad.graph import process
 from sweepgrad.graph.backward import REPLAY, Arithmetic, backward
 from sweepgrad.graph.node import VARIABLE, Node
 
 if TYPE_CHECKING:
-    from sweepgrad.attached import Attached as _Operators
+    from sweepgrad._attached import Attached as _Operators
 else:
     _Operators = object
 
@@ -143,9 +150,7 @@ class Tensor(_Operators):
     @grad.setter
     def grad(self, value: "Tensor | None") -> None:
         if value is not None:
-            if not isinstance(value, Tensor):
-                raise DTypeError(f"`grad` must be a Tensor or None; found {type(value).__name__}")
-            _check_like("grad", value, self)
+            _check_like("`grad`", value, self._shape, self._dtype)
         with _registry.lock:
             self._grad = value
 
@@ -171,7 +176,9 @@ class Tensor(_Operators):
         """
         array = dense(self)
         if array.size != 1:
-            raise ShapeError(f"`item` needs a tensor with one element; found shape {self._shape}")
+            raise ShapeError(
+                f"`item` needs a tensor with one element; found shape {self._shape}: index it, or use `tolist()`"
+            )
         return array.item()  # type: ignore[no-any-return]
 
     def tolist(self) -> Any:
@@ -181,19 +188,23 @@ class Tensor(_Operators):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if self._node is not None:
             raise VariableError(
-                "a tensor that requires a gradient is not converted to a NumPy array implicitly, since the array would "
-                "silently leave the graph; use `t.numpy()` or `t.detach()`, or `stack` and `concat` to join tensors"
+                "`__array__` of a tensor that requires a gradient: it is not converted to a NumPy array implicitly, "
+                "since the array would silently leave the graph; use `t.numpy()` or `t.detach()`, or `stack` and "
+                "`concat` to join tensors"
             )
         array = self.numpy()
         if dtype is not None and np.dtype(dtype) != array.dtype:
             if copy is False:
-                raise ShapeError(f"`__array__` cannot convert {array.dtype} to {np.dtype(dtype)} without a copy")
+                raise ArgumentError(
+                    f"`__array__` with copy=False cannot convert {array.dtype} to {np.dtype(dtype)} without a copy; "
+                    "leave out `copy` or `dtype`"
+                )
             return array.astype(dtype)
         return array.copy() if copy else array
 
     def __len__(self) -> int:
         if not self._shape:
-            raise DTypeError("`len` of a 0-d tensor: it has no axis")
+            raise DTypeError("`len` of a 0-d tensor: it has no axis; its number of elements is `t.size`")
         return self._shape[0]
 
     def __bool__(self) -> bool:
@@ -207,19 +218,21 @@ class Tensor(_Operators):
 
     def __index__(self) -> int:
         if self._dtype.kind not in "iu" or self._shape:
-            raise DTypeError(f"only a 0-d integer tensor is an index; found shape {self._shape}, {self._dtype}")
+            raise DTypeError(
+                f"`__index__` needs a 0-d integer tensor; found shape {self._shape}, {self._dtype}: use `int(t)`"
+            )
         return int(self.item())
 
     def _single(self, what: str) -> float | int | bool:
         if self.size != 1:
-            hint = "; use `any` or `all`" if what == "bool" else ""
-            raise ShapeError(f"`{what}` needs a tensor with one element; found shape {self._shape}{hint}")
+            hint = "use `any` or `all`" if what == "bool" else "index it, or use `tolist()`"
+            raise ShapeError(f"`{what}` needs a tensor with one element; found shape {self._shape}: {hint}")
         return self.item()
 
     def __setitem__(self, key: object, value: object) -> NoReturn:
         raise ImmutableError(
-            "tensors are immutable, so that saved values stay true: build a new one, for example with "
-            "`where(mask, value, t)` or `concat`; give a variable new values with `t.copy_(value)`"
+            "`t[key] = value` on a tensor: tensors are immutable, so that saved values stay true; build a new one, for "
+            "example with `where(mask, value, t)` or `concat`, or give a variable new values with `t.copy_(value)`"
         )
 
     def __repr__(self) -> str:
@@ -237,7 +250,9 @@ class Tensor(_Operators):
         try:
             return format(repr(self), spec)
         except ValueError:
-            raise ShapeError(f"format {spec!r} needs a tensor with one element; found shape {self._shape}") from None
+            raise ShapeError(
+                f"`format` with {spec!r} needs a tensor with one element; found shape {self._shape}: index it first"
+            ) from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._node is not None and not self.is_variable:
@@ -283,16 +298,19 @@ class Tensor(_Operators):
 
         Raises:
             RuntimeError: if it is the result of a tracked operation.
-            ValueError: if `source` does not broadcast to this shape.
+            TypeError: if `source` is not made of numbers.
+            ValueError: if `source` does not broadcast to this shape, or is a ragged list.
         """
         if self._node is not None and not self.is_variable:
-            raise VariableError(f"`copy_` into the result of `{self._node.rule.name}`: only variables can be changed")
-        given = dense(source) if isinstance(source, Tensor) else np.asarray(source)
+            raise VariableError(
+                f"`copy_` into the result of `{self._node.rule.name}`: only variables can be changed; use `t.detach()`"
+            )
+        given = dense(source) if isinstance(source, Tensor) else as_array("copy_", source)
         try:
-            array = np.array(np.broadcast_to(given, self._shape), dtype=self._dtype, order="C")
+            array = np.broadcast_to(given, self._shape)
         except ValueError:
             raise ShapeError(f"`copy_` cannot broadcast shape {given.shape} to {self._shape}") from None
-        self._replace(array.reshape(-1))
+        self._replace(np.array(array, dtype=self._dtype, order="C").reshape(-1))
         return self
 
     def _replace(self, flat: Array) -> None:
@@ -386,7 +404,10 @@ class Tensor(_Operators):
 
     def _tracked(self, name: str) -> Node:
         if self._node is None:
-            raise NotTrackedError(f"`{name}` on a tensor that is not tracked: it was not computed from any variable")
+            raise NotTrackedError(
+                f"`{name}` on a tensor that is not tracked: it was not computed from any variable; make the inputs with "
+                "requires_grad=True"
+            )
         return self._node
 
 
@@ -423,15 +444,44 @@ class _Hook:
         changed = self.function(ct)
         if changed is None:
             return None
-        if not isinstance(changed, Tensor) or changed._shape != self.shape or changed._dtype != self.dtype:
-            found = f"{changed._shape} {changed._dtype}" if isinstance(changed, Tensor) else type(changed).__name__
-            raise ShapeError(
-                f"the hook {self.function!r} returned {found}; needed is None or a tensor {self.shape} {self.dtype}"
-            )
+        name = getattr(self.function, "__qualname__", type(self.function).__name__)
+        _check_like(f"the result of the hook `{name}`", changed, self.shape, self.dtype)
         return changed
 
 
 # --- for the other modules ------------------------------------------------------------------------------------------
+
+
+def refused_dtype(op: str, found: object) -> DTypeError:
+    """The error for a dtype that tensors cannot have."""
+    return DTypeError(f"`{op}` got dtype {found}; accepted are {', '.join(DTYPES)}")
+
+
+def as_dtype(op: str, dtype: Any) -> DType:
+    """`dtype` as one that tensors can have."""
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        raise refused_dtype(op, repr(dtype)) from None
+    if found not in CANONICAL:
+        raise refused_dtype(op, found)
+    return CANONICAL[found]
+
+
+def as_array(op: str, obj: Any) -> Array:
+    """`obj`, an array, a number or nested lists of numbers, as an array of numbers."""
+    try:
+        array = np.asarray(obj)
+    except VariableError:
+        raise VariableError(
+            f"`{op}` of a list that holds tensors which require a gradient would cut them from the graph; join them "
+            "with `stack` or `concat`"
+        ) from None
+    except ValueError as error:
+        raise ShapeError(f"`{op}` cannot make a regular array: {error}") from None
+    if array.dtype.kind not in "biuf":
+        raise refused_dtype(op, f"{array.dtype} (from {type(obj).__name__})")
+    return array
 
 
 def make(flat: Array | None, array: Array | None, shape: tuple[int, ...], dtype: DType, node: Node | None) -> Tensor:
@@ -509,7 +559,7 @@ def cotangent(result: Tensor, gradient: Any) -> Tensor:
             raise DTypeError(
                 f"`gradient` must be a tensor or an array of shape {result._shape}; found {type(gradient).__name__}"
             ) from error
-    _check_like("gradient", given, result)
+    _check_like("`gradient`", given, result._shape, result._dtype)
     return given
 
 
@@ -526,11 +576,16 @@ FIRST_ORDER = Arithmetic(
 """A pass whose result is not differentiated again: cotangents are flat arrays, which spares a tensor for each."""
 
 
-def _check_like(name: str, value: Tensor, like: Tensor) -> None:
-    if value._shape != like._shape:
-        raise ShapeError(f"`{name}` has shape {value._shape}; needed is the tensor's own shape {like._shape}")
-    if value._dtype != like._dtype:
-        raise DTypeError(f"`{name}` has dtype {value._dtype}; needed is the tensor's own dtype {like._dtype}")
+def _check_like(subject: str, value: object, shape: tuple[int, ...], dtype: DType) -> None:
+    """Raise unless `value` is a tensor of the shape and dtype of the tensor that it belongs to."""
+    if not isinstance(value, Tensor):
+        raise DTypeError(
+            f"{subject} must be a Tensor or None; found {type(value).__name__}: convert it with `sweepgrad.asarray`"
+        )
+    if value._shape != shape:
+        raise ShapeError(f"{subject} has shape {value._shape}; needed is the tensor's own shape {shape}")
+    if value._dtype != dtype:
+        raise DTypeError(f"{subject} has dtype {value._dtype}; needed is the tensor's own dtype {dtype}: use `astype`")
 
 
 def _rebuild(array: Array, requires_grad: bool) -> Tensor:

@@ -13,6 +13,7 @@ from scipy import special
 
 import sweepgrad as sg
 from sweepgrad.ops.op import OPS, Elementwise
+from sweepgrad.ops.operators import _ufunc_table
 from sweepgrad.ops.structural import Composed, Structural
 
 SHAPE = (3, 4)
@@ -233,3 +234,19 @@ def test_integers_as_in_numpy(row, dtype):
     expected = reference(row, [a, b])
     assert result.dtype == expected.dtype == dtype
     np.testing.assert_array_equal(result.numpy(), expected)
+
+
+@pytest.mark.parametrize("name", sorted(_ufunc_table()))
+def test_numpy_ufuncs_of_tensors(name):
+    """`np.exp(tensor)` has the values that `np.exp(array)` has, as a tensor."""
+    row = OPS[_ufunc_table()[name]]
+    if isinstance(row, Elementwise):
+        arrays = sample(row, rng_of(name))
+    else:
+        arrays = list(rng_of(name).standard_normal((2, 3, 3)))
+    ufunc = getattr(np, name)
+    result = ufunc(*map(sg.asarray, arrays))
+    assert isinstance(result, sg.Tensor)
+    np.testing.assert_allclose(result.numpy(), ufunc(*arrays), rtol=1e-12)
+    if len(arrays) == 2:
+        np.testing.assert_array_equal(ufunc(arrays[0], sg.asarray(arrays[1])).numpy(), result.numpy())

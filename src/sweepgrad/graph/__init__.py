@@ -61,7 +61,8 @@ def audit() -> None:
     """Recompute from the living tensors what should be registered, and compare every count.
 
     Meant for tests and bug reports: it walks the whole graph and every object that Python's garbage collector knows.
-    Tensors that were alive when `gc.freeze()` was called are not among those, and are reported as missing.
+    Tensors that were alive when `gc.freeze()` was called are not among those, and are reported as missing. Call it
+    while no other thread computes: `gc.get_objects`, which this uses, can make a tuple fail that another thread builds.
 
     Raises:
         AuditError: naming each difference. That is a fault in sweepgrad.

@@ -61,6 +61,7 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
+        # Looked up at each fork, since a forked child makes its lock anew.
         before=lambda: registry.lock.acquire(),
         after_in_parent=lambda: registry.lock.release(),
         after_in_child=_after_fork_in_child,

@@ -1,7 +1,7 @@
 """How each primitive scalar operation is written for each target: the only place that names a target's functions.
 
 An entry is a template for the arguments' texts. Rows that are not listed are composites: their own function expands
-into these. The vectorisable implementations will take the place of calls into the mathematical library here.
+into these.
 """
 
 CPU = {

@@ -14,7 +14,7 @@ import numpy as np
 from sweepgrad.errors import ArgumentError
 from sweepgrad.kernels.expr import Expr
 from sweepgrad.kernels.scalars import CPU
-from sweepgrad.ops.op import OPS, Elementwise, Interval, Partials, describe
+from sweepgrad.ops.op import OPS, Accepts, Elementwise, Interval, Kink, Partials, Result, describe
 from sweepgrad.ops.plan import binary, ternary, unary
 from sweepgrad.tensor import FLOATS, DType, Tensor, dense
 
@@ -23,20 +23,57 @@ P = ParamSpec("P")
 _MAKERS: dict[int, Callable[[Elementwise], Callable[..., Any]]] = {1: unary, 2: binary, 3: ternary}
 
 
-def _declare(
-    function: Callable[P, Any],
-    scalar: Callable[..., Any] | None,
-    domain: Interval | tuple[Interval, ...],
-    partials: Partials | None,
-    **facts: Any,
-) -> Callable[P, Tensor]:
-    name, doc, arity = describe(function)
-    each = (domain,) * arity if isinstance(domain[0], (int, float)) else domain
-    assert scalar is not None or name in CPU, f"the primitive `{name}` has no template in `kernels.scalars`"
-    row = Elementwise(name=name, doc=doc, arity=arity, scalar=scalar, domain=each, partials=partials, **facts)
-    row.function = functools.wraps(function)(_MAKERS[arity](row))
-    row.function.__doc__ = _documentation(row)
-    return row.function
+def elementwise(
+    *,
+    like: str,
+    domain: Interval | tuple[Interval, ...] = (-3, 3),
+    partials: Partials | None = None,
+    result: Result = "float",
+    accepts: Accepts = "numeric",
+    condition: bool = False,
+    whole: bool = False,
+    kink: Kink | None = None,
+    name: str = "",
+) -> Callable[[Callable[P, Any]], Callable[P, Tensor]]:
+    """Declare a row; the parameters are the facts that `Elementwise` explains.
+
+    The decorated function is the expression, unless `kernels.scalars` writes an operation of its name for each target.
+    """
+
+    def declare(function: Callable[P, Any]) -> Callable[P, Tensor]:
+        own, doc, arity = describe(function)
+        row = Elementwise(
+            name=name or own,
+            doc=doc,
+            like=like,
+            arity=arity,
+            scalar=None if (name or own) in CPU else function,
+            partials=partials,
+            domain=(domain,) * arity if isinstance(domain[0], (int, float)) else domain,
+            result=result,
+            accepts=accepts,
+            condition=condition,
+            whole=whole,
+            kink=kink,
+        )
+        row.function = functools.wraps(function)(_MAKERS[arity](row))
+        row.function.__doc__ = _documentation(row)
+        return row.function
+
+    return declare
+
+
+def front(inner: Callable[..., Any]) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
+    """Make the decorated function what users call in place of `inner`, a row's own, which it checks arguments for."""
+
+    def put(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+        row = OPS[function.__name__]
+        assert row.function is inner
+        row.function, row.fronted = function, True
+        function.__doc__ = inner.__doc__
+        return function
+
+    return put
 
 
 def _documentation(row: Elementwise) -> str:
@@ -63,109 +100,95 @@ def _documentation(row: Elementwise) -> str:
     return "\n".join(lines)
 
 
-def primitive(
-    *, like: str, domain: Any = (-3, 3), partials: Partials | None = None, **facts: Any
-) -> Callable[[Callable[P, Any]], Callable[P, Tensor]]:
-    """Declare an operation that each target knows."""
-    return lambda function: _declare(function, None, domain, partials, like=like, **facts)
-
-
-def composite(
-    *, like: str, domain: Any = (-3, 3), partials: Partials | None = None, **facts: Any
-) -> Callable[[Callable[P, Any]], Callable[P, Tensor]]:
-    """Declare an operation by its expression; without `partials` they are derived from it."""
-    return lambda function: _declare(function, function, domain, partials, like=like, **facts)
-
-
 # --- comparisons, logic, bits ---------------------------------------------------------------------------------------
 
 
-@primitive(like="np.equal(x1, x2)", result="bool", accepts="any")
+@elementwise(like="np.equal(x1, x2)", result="bool", accepts="any")
 def equal(x1, x2, /):
     """Whether x1 and x2 are equal."""
 
 
-@primitive(like="np.not_equal(x1, x2)", result="bool", accepts="any")
+@elementwise(like="np.not_equal(x1, x2)", result="bool", accepts="any")
 def not_equal(x1, x2, /):
     """Whether x1 and x2 differ."""
 
 
-@primitive(like="np.less(x1, x2)", result="bool", accepts="any")
+@elementwise(like="np.less(x1, x2)", result="bool", accepts="any")
 def less(x1, x2, /):
     """Whether x1 is less than x2."""
 
 
-@primitive(like="np.less_equal(x1, x2)", result="bool", accepts="any")
+@elementwise(like="np.less_equal(x1, x2)", result="bool", accepts="any")
 def less_equal(x1, x2, /):
     """Whether x1 is less than x2 or equal to it."""
 
 
-@primitive(like="np.greater(x1, x2)", result="bool", accepts="any")
+@elementwise(like="np.greater(x1, x2)", result="bool", accepts="any")
 def greater(x1, x2, /):
     """Whether x1 is greater than x2."""
 
 
-@primitive(like="np.greater_equal(x1, x2)", result="bool", accepts="any")
+@elementwise(like="np.greater_equal(x1, x2)", result="bool", accepts="any")
 def greater_equal(x1, x2, /):
     """Whether x1 is greater than x2 or equal to it."""
 
 
-@primitive(like="np.logical_and(x1, x2)", result="bool", accepts="any")
+@elementwise(like="np.logical_and(x1, x2)", result="bool", accepts="any")
 def logical_and(x1, x2, /):
     """Whether both are nonzero."""
 
 
-@primitive(like="np.logical_or(x1, x2)", result="bool", accepts="any")
+@elementwise(like="np.logical_or(x1, x2)", result="bool", accepts="any")
 def logical_or(x1, x2, /):
     """Whether at least one is nonzero."""
 
 
-@primitive(like="np.logical_xor(x1, x2)", result="bool", accepts="any")
+@elementwise(like="np.logical_xor(x1, x2)", result="bool", accepts="any")
 def logical_xor(x1, x2, /):
     """Whether exactly one is nonzero."""
 
 
-@primitive(like="np.logical_not(x)", result="bool", accepts="any")
+@elementwise(like="np.logical_not(x)", result="bool", accepts="any")
 def logical_not(x, /):
     """Whether x is zero."""
 
 
-@primitive(like="np.bitwise_and(x1, x2)", result="same", accepts="bits")
+@elementwise(like="np.bitwise_and(x1, x2)", result="same", accepts="bits")
 def bitwise_and(x1, x2, /):
     """Bits set in both; for truth values, logical and."""
 
 
-@primitive(like="np.bitwise_or(x1, x2)", result="same", accepts="bits")
+@elementwise(like="np.bitwise_or(x1, x2)", result="same", accepts="bits")
 def bitwise_or(x1, x2, /):
     """Bits set in at least one; for truth values, logical or."""
 
 
-@primitive(like="np.bitwise_xor(x1, x2)", result="same", accepts="bits")
+@elementwise(like="np.bitwise_xor(x1, x2)", result="same", accepts="bits")
 def bitwise_xor(x1, x2, /):
     """Bits set in exactly one; for truth values, exclusive or."""
 
 
-@primitive(like="np.bitwise_invert(x)", result="same", accepts="bits")
+@elementwise(like="np.bitwise_invert(x)", result="same", accepts="bits")
 def bitwise_invert(x, /):
     """Every bit inverted; for truth values, logical not."""
 
 
-@primitive(like="np.isnan(x)", result="bool")
+@elementwise(like="np.isnan(x)", result="bool")
 def isnan(x, /):
     """Whether x is NaN."""
 
 
-@primitive(like="np.isinf(x)", result="bool")
+@elementwise(like="np.isinf(x)", result="bool")
 def isinf(x, /):
     """Whether x is infinite."""
 
 
-@primitive(like="np.isfinite(x)", result="bool")
+@elementwise(like="np.isfinite(x)", result="bool")
 def isfinite(x, /):
     """Whether x is neither infinite nor NaN."""
 
 
-@primitive(
+@elementwise(
     like="np.where(x1, x2, x3)",
     result="same",
     accepts="any",
@@ -179,32 +202,32 @@ def where(condition, x1, x2, /):
 # --- arithmetic -----------------------------------------------------------------------------------------------------
 
 
-@primitive(like="x1 + x2", result="same", partials=lambda x1, x2, y: (1, 1))
+@elementwise(like="x1 + x2", result="same", partials=lambda x1, x2, y: (1, 1))
 def add(x1, x2, /):
     """Sum."""
 
 
-@primitive(like="x1 - x2", result="same", partials=lambda x1, x2, y: (1, -1))
+@elementwise(like="x1 - x2", result="same", partials=lambda x1, x2, y: (1, -1))
 def subtract(x1, x2, /):
     """Difference."""
 
 
-@primitive(like="x1 * x2", result="same", partials=lambda x1, x2, y: (x2, x1))
+@elementwise(like="x1 * x2", result="same", partials=lambda x1, x2, y: (x2, x1))
 def multiply(x1, x2, /):
     """Product."""
 
 
-@primitive(like="x1 / x2", domain=((-3, 3), (0.5, 3)), partials=lambda x1, x2, y: (1 / x2, -y / x2))
+@elementwise(like="x1 / x2", domain=((-3, 3), (0.5, 3)), partials=lambda x1, x2, y: (1 / x2, -y / x2))
 def divide(x1, x2, /):
     """Quotient."""
 
 
-@primitive(like="x1 // x2", result="same", domain=((0.1, 0.9), (1, 3)), partials=lambda x1, x2, y: (0, 0))
+@elementwise(like="x1 // x2", result="same", domain=((0.1, 0.9), (1, 3)), partials=lambda x1, x2, y: (0, 0))
 def floor_divide(x1, x2, /):
     """Quotient rounded down; its derivative is 0 wherever it exists."""
 
 
-@primitive(
+@elementwise(
     like="x1 % x2",
     result="same",
     domain=((0.1, 0.9), (1, 3)),
@@ -214,7 +237,8 @@ def remainder(x1, x2, /):
     """Remainder of `floor_divide`, with the sign of x2."""
 
 
-@primitive(
+@elementwise(
+    name="pow",
     like="x1 ** x2",
     result="same",
     domain=((0.3, 3), (-2, 3)),
@@ -223,44 +247,44 @@ def remainder(x1, x2, /):
         where(equal(x1, 0), 0, y * log(where(equal(x1, 0), 1, x1))),
     ),
 )
-def pow(x1, x2, /):
+def _pow(x1, x2, /):
     """x1 raised to the power x2; the derivative by x2 at x1 = 0 is taken as 0."""
 
 
-@primitive(like="-x", result="same", partials=lambda x, y: (-1,))
+@elementwise(like="-x", result="same", partials=lambda x, y: (-1,))
 def negative(x, /):
     """x with the other sign."""
 
 
-@primitive(like="+x", result="same", partials=lambda x, y: (1,))
+@elementwise(like="+x", result="same", partials=lambda x, y: (1,))
 def positive(x, /):
     """x itself."""
 
 
-@composite(like="np.square(x)", result="same", partials=lambda x, y: (2 * x,))
+@elementwise(like="np.square(x)", result="same", partials=lambda x, y: (2 * x,))
 def square(x, /):
     """x times x."""
     return x * x
 
 
-@composite(like="1 / x", domain=(0.3, 3), partials=lambda x, y: (-(y * y),))
+@elementwise(like="1 / x", domain=(0.3, 3), partials=lambda x, y: (-(y * y),))
 def reciprocal(x, /):
     """1 divided by x."""
     return 1 / x
 
 
-@primitive(like="np.abs(x)", result="same", partials=lambda x, y: (sign(x),), kink=((0,), (0,)))
+@elementwise(like="np.abs(x)", result="same", partials=lambda x, y: (sign(x),), kink=((0,), (0,)))
 def abs(x, /):
     """Magnitude of x."""
 
 
-@composite(like="np.sign(x)", result="same", domain=(0.1, 3), partials=lambda x, y: (0,), kink=((0,), (0,)))
+@elementwise(like="np.sign(x)", result="same", domain=(0.1, 3), partials=lambda x, y: (0,), kink=((0,), (0,)))
 def sign(x, /):
     """-1, 0 or 1, as x is negative, zero or positive."""
     return where(x > 0, 1, where(x < 0, -1, x))
 
 
-@composite(
+@elementwise(
     like="np.maximum(x1, x2)",
     result="same",
     partials=lambda x1, x2, y: (
@@ -274,7 +298,7 @@ def maximum(x1, x2, /):
     return where((x1 >= x2) | not_equal(x1, x1), x1, x2)
 
 
-@composite(
+@elementwise(
     like="np.minimum(x1, x2)",
     result="same",
     partials=lambda x1, x2, y: (
@@ -288,7 +312,8 @@ def minimum(x1, x2, /):
     return where((x1 <= x2) | not_equal(x1, x1), x1, x2)
 
 
-@composite(
+@elementwise(
+    name="clip",
     like="np.clip(x1, x2, x3)",
     result="same",
     domain=((-3, 3), (-2, -1), (1, 2)),
@@ -299,7 +324,7 @@ def minimum(x1, x2, /):
     ),
     kink=((1, 1, 2), (1, 0, 0)),
 )
-def clip(x, min, max, /):
+def _clip(x, min, max, /):
     """x limited to the interval from `min` to `max`; a limit that is None does not limit."""
     raised = where((x < min) | not_equal(min, min), min, x)
     return where((raised > max) | not_equal(max, max), max, raised)
@@ -308,22 +333,22 @@ def clip(x, min, max, /):
 # --- rounding -------------------------------------------------------------------------------------------------------
 
 
-@primitive(like="np.floor(x)", result="same", whole=True, domain=(0.1, 0.9), partials=lambda x, y: (0,))
+@elementwise(like="np.floor(x)", result="same", whole=True, domain=(0.1, 0.9), partials=lambda x, y: (0,))
 def floor(x, /):
     """Greatest integer that is not greater than x."""
 
 
-@primitive(like="np.ceil(x)", result="same", whole=True, domain=(0.1, 0.9), partials=lambda x, y: (0,))
+@elementwise(like="np.ceil(x)", result="same", whole=True, domain=(0.1, 0.9), partials=lambda x, y: (0,))
 def ceil(x, /):
     """Least integer that is not less than x."""
 
 
-@primitive(like="np.trunc(x)", result="same", whole=True, domain=(0.1, 0.9), partials=lambda x, y: (0,))
+@elementwise(like="np.trunc(x)", result="same", whole=True, domain=(0.1, 0.9), partials=lambda x, y: (0,))
 def trunc(x, /):
     """x without its fraction."""
 
 
-@primitive(like="np.round(x)", result="same", whole=True, domain=(0.6, 1.4), partials=lambda x, y: (0,))
+@elementwise(like="np.round(x)", result="same", whole=True, domain=(0.6, 1.4), partials=lambda x, y: (0,))
 def round(x, /):
     """Nearest integer, the even one if two are equally near."""
 
@@ -331,42 +356,42 @@ def round(x, /):
 # --- powers, exponentials, logarithms -------------------------------------------------------------------------------
 
 
-@primitive(like="np.sqrt(x)", domain=(0.3, 4), partials=lambda x, y: (0.5 / y,))
+@elementwise(like="np.sqrt(x)", domain=(0.3, 4), partials=lambda x, y: (0.5 / y,))
 def sqrt(x, /):
     """Square root."""
 
 
-@primitive(like="np.exp(x)", partials=lambda x, y: (y,))
+@elementwise(like="np.exp(x)", partials=lambda x, y: (y,))
 def exp(x, /):
     """Exponential."""
 
 
-@primitive(like="np.expm1(x)", partials=lambda x, y: (y + 1,))
+@elementwise(like="np.expm1(x)", partials=lambda x, y: (y + 1,))
 def expm1(x, /):
     """exp(x) - 1, precise near 0."""
 
 
-@primitive(like="np.log(x)", domain=(0.2, 4), partials=lambda x, y: (1 / x,))
+@elementwise(like="np.log(x)", domain=(0.2, 4), partials=lambda x, y: (1 / x,))
 def log(x, /):
     """Natural logarithm."""
 
 
-@primitive(like="np.log1p(x)", domain=(-0.7, 3), partials=lambda x, y: (1 / (1 + x),))
+@elementwise(like="np.log1p(x)", domain=(-0.7, 3), partials=lambda x, y: (1 / (1 + x),))
 def log1p(x, /):
     """log(1 + x), precise near 0."""
 
 
-@primitive(like="np.log2(x)", domain=(0.2, 4), partials=lambda x, y: (1 / math.log(2) / x,))
+@elementwise(like="np.log2(x)", domain=(0.2, 4), partials=lambda x, y: (1 / math.log(2) / x,))
 def log2(x, /):
     """Logarithm to base 2."""
 
 
-@primitive(like="np.log10(x)", domain=(0.2, 4), partials=lambda x, y: (1 / math.log(10) / x,))
+@elementwise(like="np.log10(x)", domain=(0.2, 4), partials=lambda x, y: (1 / math.log(10) / x,))
 def log10(x, /):
     """Logarithm to base 10."""
 
 
-@composite(
+@elementwise(
     like="np.logaddexp(x1, x2)",
     partials=lambda x1, x2, y: (sigmoid(x1 - x2), sigmoid(x2 - x1)),
 )
@@ -378,37 +403,37 @@ def logaddexp(x1, x2, /):
 # --- trigonometric and hyperbolic functions -------------------------------------------------------------------------
 
 
-@primitive(like="np.sin(x)", partials=lambda x, y: (cos(x),))
+@elementwise(like="np.sin(x)", partials=lambda x, y: (cos(x),))
 def sin(x, /):
     """Sine of x in radians."""
 
 
-@primitive(like="np.cos(x)", partials=lambda x, y: (-sin(x),))
+@elementwise(like="np.cos(x)", partials=lambda x, y: (-sin(x),))
 def cos(x, /):
     """Cosine of x in radians."""
 
 
-@primitive(like="np.tan(x)", domain=(-1.2, 1.2), partials=lambda x, y: (1 + y * y,))
+@elementwise(like="np.tan(x)", domain=(-1.2, 1.2), partials=lambda x, y: (1 + y * y,))
 def tan(x, /):
     """Tangent of x in radians."""
 
 
-@primitive(like="np.arcsin(x)", domain=(-0.9, 0.9), partials=lambda x, y: (1 / sqrt((1 - x) * (1 + x)),))
+@elementwise(like="np.arcsin(x)", domain=(-0.9, 0.9), partials=lambda x, y: (1 / sqrt((1 - x) * (1 + x)),))
 def asin(x, /):
     """Inverse sine, in radians."""
 
 
-@primitive(like="np.arccos(x)", domain=(-0.9, 0.9), partials=lambda x, y: (-1 / sqrt((1 - x) * (1 + x)),))
+@elementwise(like="np.arccos(x)", domain=(-0.9, 0.9), partials=lambda x, y: (-1 / sqrt((1 - x) * (1 + x)),))
 def acos(x, /):
     """Inverse cosine, in radians."""
 
 
-@primitive(like="np.arctan(x)", partials=lambda x, y: (1 / (1 + x * x),))
+@elementwise(like="np.arctan(x)", partials=lambda x, y: (1 / (1 + x * x),))
 def atan(x, /):
     """Inverse tangent, in radians."""
 
 
-@primitive(
+@elementwise(
     like="np.arctan2(x1, x2)",
     domain=((-3, 3), (0.3, 3)),
     partials=lambda x1, x2, y: (x2 / (x1 * x1 + x2 * x2), -x1 / (x1 * x1 + x2 * x2)),
@@ -417,7 +442,7 @@ def atan2(x1, x2, /):
     """Angle in radians between the first axis and the point (x2, x1)."""
 
 
-@primitive(
+@elementwise(
     like="np.hypot(x1, x2)",
     domain=(0.3, 3),
     partials=lambda x1, x2, y: (where(equal(y, 0), 0, x1 / y), where(equal(y, 0), 0, x2 / y)),
@@ -427,32 +452,32 @@ def hypot(x1, x2, /):
     """sqrt(x1**2 + x2**2), without overflow."""
 
 
-@primitive(like="np.sinh(x)", partials=lambda x, y: (cosh(x),))
+@elementwise(like="np.sinh(x)", partials=lambda x, y: (cosh(x),))
 def sinh(x, /):
     """Hyperbolic sine."""
 
 
-@primitive(like="np.cosh(x)", partials=lambda x, y: (sinh(x),))
+@elementwise(like="np.cosh(x)", partials=lambda x, y: (sinh(x),))
 def cosh(x, /):
     """Hyperbolic cosine."""
 
 
-@primitive(like="np.tanh(x)", partials=lambda x, y: (1 - y * y,))
+@elementwise(like="np.tanh(x)", partials=lambda x, y: (1 - y * y,))
 def tanh(x, /):
     """Hyperbolic tangent."""
 
 
-@primitive(like="np.arcsinh(x)", partials=lambda x, y: (1 / hypot(x, 1),))
+@elementwise(like="np.arcsinh(x)", partials=lambda x, y: (1 / hypot(x, 1),))
 def asinh(x, /):
     """Inverse hyperbolic sine."""
 
 
-@primitive(like="np.arccosh(x)", domain=(1.2, 4), partials=lambda x, y: (1 / sqrt((x - 1) * (x + 1)),))
+@elementwise(like="np.arccosh(x)", domain=(1.2, 4), partials=lambda x, y: (1 / sqrt((x - 1) * (x + 1)),))
 def acosh(x, /):
     """Inverse hyperbolic cosine."""
 
 
-@primitive(like="np.arctanh(x)", domain=(-0.8, 0.8), partials=lambda x, y: (1 / ((1 - x) * (1 + x)),))
+@elementwise(like="np.arctanh(x)", domain=(-0.8, 0.8), partials=lambda x, y: (1 / ((1 - x) * (1 + x)),))
 def atanh(x, /):
     """Inverse hyperbolic tangent."""
 
@@ -460,35 +485,35 @@ def atanh(x, /):
 # --- special functions and activations ------------------------------------------------------------------------------
 
 
-@primitive(like="special.erf(x)", partials=lambda x, y: (2 / math.sqrt(math.pi) * exp(-x * x),))
+@elementwise(like="special.erf(x)", partials=lambda x, y: (2 / math.sqrt(math.pi) * exp(-x * x),))
 def erf(x, /):
     """Error function."""
 
 
-@primitive(like="special.erfc(x)", partials=lambda x, y: (-2 / math.sqrt(math.pi) * exp(-x * x),))
+@elementwise(like="special.erfc(x)", partials=lambda x, y: (-2 / math.sqrt(math.pi) * exp(-x * x),))
 def erfc(x, /):
     """1 - erf(x), precise for large x."""
 
 
-@composite(like="special.expit(x)", partials=lambda x, y: (y * (1 - y),))
+@elementwise(like="special.expit(x)", partials=lambda x, y: (y * (1 - y),))
 def sigmoid(x, /):
     """Logistic function, 1 / (1 + exp(-x))."""
     return 1 / (1 + exp(-x))
 
 
-@composite(like="np.maximum(x, 0)", result="same", partials=lambda x, y: (where(x > 0, 1, 0),), kink=((0,), (0,)))
+@elementwise(like="np.maximum(x, 0)", result="same", partials=lambda x, y: (where(x > 0, 1, 0),), kink=((0,), (0,)))
 def relu(x, /):
     """x where it is positive, else 0; the derivative at 0 is 0."""
     return where((x > 0) | not_equal(x, x), x, 0)
 
 
-@composite(like="np.logaddexp(x, 0)", partials=lambda x, y: (sigmoid(x),))
+@elementwise(like="np.logaddexp(x, 0)", partials=lambda x, y: (sigmoid(x),))
 def softplus(x, /):
     """log(1 + exp(x)), without overflow."""
     return where(x > 0, x, 0) + log1p(exp(-abs(x)))
 
 
-@composite(like="x * special.ndtr(x)")
+@elementwise(like="x * special.ndtr(x)")
 def gelu(x, /):
     """x times the normal distribution's cumulative probability at x (Gaussian error linear unit, exact form).
 
@@ -500,10 +525,8 @@ def gelu(x, /):
 # --- signatures beyond the row's ------------------------------------------------------------------------------------
 
 
-_clip, _pow = clip, pow
-
-
-def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:  # type: ignore[no-redef]  # noqa: D103  # set below
+@front(_clip)
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Tensor:  # noqa: D103  # the row's docstring
     low, high = _bounds(x, min, max) if min is None or max is None else (min, max)
     return _clip(x, low if min is None else min, high if max is None else max)
 
@@ -515,7 +538,8 @@ def _bounds(*values: Any) -> tuple[float, float]:
     return (np.iinfo(dtype).min, np.iinfo(dtype).max) if dtype.kind in "iu" else (-math.inf, math.inf)
 
 
-def pow(x1: Any, x2: Any, /) -> Tensor:  # type: ignore[no-redef]  # noqa: D103  # set below
+@front(_pow)
+def pow(x1: Any, x2: Any, /) -> Tensor:  # noqa: D103  # the row's docstring
     # The powers that have an operation of their own: exact, and without a call into the mathematical library.
     if type(x2) in (int, float) and isinstance(x1, Tensor) and x1.dtype.kind == "f":
         own = {2: square, 0.5: sqrt, 1: positive, -1: reciprocal}.get(x2)
@@ -531,8 +555,3 @@ def _refuse_negative_exponents(x1: Any, x2: Any) -> None:
     base, exponent = (dense(x) if isinstance(x, Tensor) else np.asarray(x) for x in (x1, x2))
     if base.dtype.kind in "biu" and exponent.dtype.kind in "iu" and np.any(exponent < 0):
         raise ArgumentError("`pow` of integers to a negative integer power: convert the base to a float dtype first")
-
-
-for _name, _function in (("clip", clip), ("pow", pow)):
-    _function.__doc__ = OPS[_name].function.__doc__
-    OPS[_name].function = _function

@@ -32,7 +32,7 @@ def _getitem_vjp(ct: Tensor, call: Call) -> list[Tensor]:
 
 
 @structural(
-    forward=lambda ct, key, shape, basic: _scatter(ct, key, shape, basic),
+    forward=_scatter,
     vjp=_scatter_vjp,
     like="scatter(x, key, shape)",
     cases=[
@@ -109,7 +109,7 @@ def _integer(op: str, value: Any) -> int:
 
 
 @structural(
-    forward=lambda x, indices, axis: np.take(x, indices, axis=axis),
+    forward=np.take,
     vjp=lambda ct, call: [
         run(
             "scatter",

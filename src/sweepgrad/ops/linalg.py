@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +11,9 @@ import numpy as np
 from sweepgrad.errors import AxisError, DTypeError, ShapeError
 from sweepgrad.ops.plan import broadcast_shape, unbroadcast
 from sweepgrad.ops.reductions import sum as sum_
-from sweepgrad.ops.shape import as_dtype, astype, expand_dims, matrix_transpose, permute_dims, reshape
+from sweepgrad.ops.shape import astype, expand_dims, matrix_transpose, permute_dims, reshape
 from sweepgrad.ops.structural import Call, argument, composed, normal_axes, normal_axis, run, structural
-from sweepgrad.tensor import Array, Tensor
+from sweepgrad.tensor import Array, Tensor, as_dtype
 
 
 def _pair(op: str, x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
@@ -116,9 +117,9 @@ def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[
     free_a = tuple(k for k in range(a.ndim) if k not in first)
     free_b = tuple(k for k in range(b.ndim) if k not in second)
     shape_a, shape_b = tuple(a._shape[k] for k in free_a), tuple(b._shape[k] for k in free_b)
-    inner = int(np.prod(lengths, dtype=int))
-    left = reshape(permute_dims(a, free_a + first), (int(np.prod(shape_a, dtype=int)), inner))
-    right = reshape(permute_dims(b, second + free_b), (inner, int(np.prod(shape_b, dtype=int))))
+    inner = math.prod(lengths)
+    left = reshape(permute_dims(a, free_a + first), (math.prod(shape_a), inner))
+    right = reshape(permute_dims(b, second + free_b), (inner, math.prod(shape_b)))
     return reshape(matmul(left, right), shape_a + shape_b)
 
 
@@ -131,15 +132,20 @@ def tensordot(x1: Any, x2: Any, /, *, axes: int | tuple[Sequence[int], Sequence[
     ],
 )
 def vecdot(x1: Any, x2: Any, /, *, axis: int = -1) -> Tensor:
-    """Dot products of the vectors along `axis`, a negative number; the other axes broadcast.
+    """Dot products of the vectors along `axis`, a negative number where the dimensions differ; other axes broadcast.
 
     Raises:
-        ValueError: if the vectors' lengths differ.
+        ValueError: if the vectors' lengths differ, or `axis` could mean another one in each (also an `IndexError`).
     """
     a, b = _pair("vecdot", x1, x2)
     if a.ndim == 0 or b.ndim == 0:
         raise ShapeError(f"`vecdot` needs at least 1 dimension each; found shapes {a._shape} and {b._shape}")
     k, m = normal_axis("vecdot", axis, a.ndim), normal_axis("vecdot", axis, b.ndim)
+    if k - a.ndim != m - b.ndim:
+        raise AxisError(
+            f"`vecdot` got axis {axis} for shapes {a._shape} and {b._shape}, which broadcast from the last axis: "
+            "give it as a negative number"
+        )
     if a._shape[k] != b._shape[m]:
         raise ShapeError(f"`vecdot` needs vectors of one length; found shapes {a._shape} and {b._shape}, axis {axis}")
     return sum_(a * b, axis=k - a.ndim)

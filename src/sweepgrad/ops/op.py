@@ -10,10 +10,10 @@ import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from sweepgrad.errors import DTypeError
-from sweepgrad.kernels.expr import Expr, call, const, is_const, symbol, topological
+from sweepgrad.kernels.expr import Expr, call, const, symbol, topological
 
 OPS: dict[str, Op] = {}
 """Every operation by its public name."""
@@ -28,6 +28,8 @@ class Op:
     like: str
     """An expression of NumPy (`np`) and SciPy (`special`) that gives the same values: the tests' reference."""
     function: Callable[..., Any] = field(init=False)
+    fronted: bool = field(init=False, default=False)
+    """Whether `function` checks its arguments and then calls the one that was made from the row."""
 
     def __post_init__(self) -> None:
         if self.name in OPS:
@@ -40,6 +42,9 @@ class Op:
 
 Partials = Callable[..., tuple[Any, ...]]
 Interval = tuple[float, float]
+Kink = tuple[tuple[float, ...], tuple[float, ...]]
+Result = Literal["float", "same", "bool"]
+Accepts = Literal["numeric", "any", "bits"]
 
 
 @dataclass(eq=False, kw_only=True, repr=False)
@@ -56,15 +61,15 @@ class Elementwise(Op):
     partials: Partials | None
     domain: tuple[Interval, ...]
     """For each input the interval from which tests draw."""
-    result: str = "float"
+    result: Result = "float"
     """`float`: integers become float64; `same`: the inputs' common dtype; `bool`: a truth value, never tracked."""
     condition: bool = False
     """Whether the first input is a truth value that is neither promoted nor differentiated (`where`)."""
-    accepts: str = "numeric"
+    accepts: Accepts = "numeric"
     """The kinds of dtype taken: `numeric`, `any` (bool too), `bits` (bool and integers)."""
     whole: bool = False
     """Whether integers come back as they are (rounding)."""
-    kink: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    kink: Kink | None = None
     """A point where a derivative is absent, and the values that the partials have there."""
     plans: dict[Any, Any] = field(init=False, default_factory=dict)
     """The row's specialisations so far (`ops.plan`)."""
@@ -120,11 +125,6 @@ def differentiate(output: Expr, xs: Sequence[Expr]) -> tuple[Expr, ...]:
             part = call("multiply", adjoint, partial)
             adjoints[arg] = call("add", adjoints[arg], part) if arg in adjoints else part
     return tuple(adjoints.get(x, const(0.0)) for x in xs)
-
-
-def is_zero(expr: Expr) -> bool:
-    """Whether `expr` is the constant 0."""
-    return is_const(expr, 0)
 
 
 def evaluate(outputs: Sequence[Expr], values: dict[str, Any], typed: Callable[[Any], Any]) -> list[Any]:

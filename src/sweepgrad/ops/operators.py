@@ -1,14 +1,13 @@
 """Attaches arithmetic, methods and properties to `Tensor`: the last of the operations' modules to be imported.
 
-`OPERATORS` and `METHODS` are all there is; `attached.py`, the declarations that type checkers read, is generated from
-them.
+The tables here are all there is; `_attached.pyi`, the declarations that type checkers read, is generated from them.
 """
 
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterator
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -48,12 +47,12 @@ UNARY = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_
 IN_PLACE = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "pow": "**"}
 """Operators that change a variable in place under `no_grad`, as in PyTorch."""
 
-METHODS = (
-    "sum", "mean", "prod", "max", "min", "var", "std", "argmax", "argmin", "all", "any", "logsumexp", "softmax",
-    "log_softmax", "exp", "log", "sqrt", "square", "abs", "tanh", "sin", "cos", "sigmoid", "relu", "clip", "round",
-    "squeeze", "astype", "take",
-)  # fmt: skip
-"""Operations that are methods as well, with the tensor as their first argument."""
+NOT_METHODS = {"getitem", "scatter", "expand", "reshape"}
+
+
+def methods() -> list[str]:
+    """Operations that are methods as well: those whose first argument is a tensor called x."""
+    return [name for name, row in OPS.items() if "x" in signature(row.function).parameters and name not in NOT_METHODS]
 
 
 def _checked(name: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -67,14 +66,14 @@ def _checked(name: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, A
 
 def _operator(name: str) -> Callable[[Any, Any], Any]:
     row = OPS[name]
-    if isinstance(row, Elementwise) and name != "pow":
+    if isinstance(row, Elementwise) and not row.fronted:
         return binary(row, operator=True)
     return _checked(name, row.function)
 
 
 def _reflected(name: str) -> Callable[[Any, Any], Any]:
     row = OPS[name]
-    if isinstance(row, Elementwise) and name != "pow":
+    if isinstance(row, Elementwise) and not row.fronted:
         return _checked(name, lambda self, other: call(row, (other, self)))
     return _checked(name, lambda self, other: row.function(other, self))
 
@@ -95,18 +94,11 @@ def _in_place(symbol: str, operator: Callable[[Any, Any], Any]) -> Callable[[Any
     return operate
 
 
-_UFUNCS = {
-    "add": "add", "subtract": "subtract", "multiply": "multiply", "divide": "divide", "floor_divide": "floor_divide",
-    "remainder": "remainder", "power": "pow", "negative": "negative", "positive": "positive", "matmul": "matmul",
-}  # fmt: skip
-"""NumPy's universal functions that operators of arrays call; others are found by the rows' references."""
-
-
 @functools.cache
 def _ufunc_table() -> dict[str, str]:
-    plain = re.compile(r"np\.(\w+)\((?:x|x1, x2)\)")
-    rows = ((plain.fullmatch(row.like), row.name) for row in OPS.values() if isinstance(row, Elementwise))
-    return _UFUNCS | {match[1]: name for match, name in rows if match}
+    """Operations by the name of NumPy's universal function of the same name in the array API."""
+    found = ((getattr(np, name, None), name) for name in OPS)
+    return {ufunc.__name__: name for ufunc, name in found if isinstance(ufunc, np.ufunc)}
 
 
 def _array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Tensor:
@@ -162,16 +154,18 @@ def _iterate(self: Tensor) -> Iterator[Tensor]:
 
 def attach() -> None:
     """Give `Tensor` its operators, methods and properties."""
-    for name, op in (OPERATORS | COMPARISONS).items():
-        setattr(Tensor, f"__{name}__", _operator(op))
-    for name, op in OPERATORS.items():
-        setattr(Tensor, f"__r{name}__", _reflected(op))
+    operators = {f"__{name}__": (_operator(op), op) for name, op in (OPERATORS | COMPARISONS).items()}
+    operators |= {f"__r{name}__": (_reflected(op), op) for name, op in OPERATORS.items()}
+    for name, symbol in IN_PLACE.items():
+        plain, op = operators[f"__{name}__"]
+        operators[f"__i{name}__"] = (_in_place(f"{symbol}=", plain), op)
+    for name, (function, op) in operators.items():
+        function.__name__, function.__qualname__, function.__doc__ = name, f"Tensor.{name}", OPS[op].doc
+        setattr(Tensor, name, function)
     for name, op in UNARY.items():
         setattr(Tensor, f"__{name}__", OPS[op].function)
-    for name in METHODS:
+    for name in methods():
         setattr(Tensor, name, OPS[name].function)
-    for name, symbol in IN_PLACE.items():
-        setattr(Tensor, f"__i{name}__", _in_place(f"{symbol}=", getattr(Tensor, f"__{name}__")))
     others: dict[str, Any] = {
         "__array_ufunc__": _array_ufunc,
         "__array_function__": _array_function,
@@ -183,4 +177,3 @@ def attach() -> None:
     }
     for name, value in others.items():
         setattr(Tensor, name, value)
-    Tensor.__hash__ = object.__hash__  # type: ignore[method-assign,assignment]  # by identity, in spite of `__eq__`

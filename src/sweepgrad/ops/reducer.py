@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -12,8 +14,17 @@ from sweepgrad.kernels.expr import Expr, Scalar, symbol
 from sweepgrad.ops.plan import LARGE
 from sweepgrad.tensor import Array, DType
 
-ELEMENT, LEFT, RIGHT, COUNT = (symbol(name) for name in "xabn")
-"""What a reduction's expressions read: an element, two partial results, the number of elements."""
+_element, _left, _right, _count = (symbol(name) for name in "xabn")
+
+
+def lowest(dtype: str) -> Scalar:
+    """What is not greater than anything in `dtype`."""
+    return -math.inf if dtype.startswith("float") else int(np.iinfo(dtype).min)
+
+
+def highest(dtype: str) -> Scalar:
+    """What is not less than anything in `dtype`."""
+    return math.inf if dtype.startswith("float") else int(np.iinfo(dtype).max)
 
 
 class Reducer:
@@ -23,17 +34,17 @@ class Reducer:
         self,
         name: str,
         *,
-        identity: Scalar | None,
-        combine: Expr,
-        mapped: Expr = ELEMENT,
-        finish: Expr = LEFT,
+        identity: Scalar | Callable[[str], Scalar],
+        combine: Callable[[Any, Any], Any],
+        mapped: Callable[[Any], Any] = lambda x: x,
+        finish: Callable[[Any, Any], Any] = lambda total, count: total,
     ) -> None:
-        """`identity` None means the extreme value of the dtype: -inf or the least integer for a maximum."""
+        """The functions are of symbolic scalars, as in a row; `identity` may depend on the dtype."""
         self.name = name
         self.identity = identity
-        self.combine = combine
-        self.mapped = mapped
-        self.finish = finish
+        self.combine: Expr = combine(_left, _right)
+        self.mapped: Expr = mapped(_element)
+        self.finish: Expr = finish(_left, _count)
         self._kernels: dict[tuple[DType, DType, bool], Kernel] = {}
 
     def __call__(self, x: Array, axes: tuple[int, ...], keepdims: bool, dtype: DType | None = None) -> Array:
@@ -67,13 +78,7 @@ class Reducer:
 
     def _compile(self, dtype: str, result: str, nogil: bool) -> Kernel:
         accumulator = "float64" if result == "float32" else result
-        identity = self.identity
-        if identity is None:
-            least = self.name == "max"
-            if dtype.startswith("float"):
-                identity = -math.inf if least else math.inf
-            else:
-                identity = int(np.iinfo(dtype).min if least else np.iinfo(dtype).max)
+        identity = self.identity(dtype) if callable(self.identity) else self.identity
         head = emit.header(self.name, dtype, accumulator)
         source = head + emit.reduction(self.mapped, identity, self.combine, self.finish)
         return compile_kernel(source, [f"{dtype}:1C", "int64", "int64", "int64", f"{result}:1C"], nogil=nogil)

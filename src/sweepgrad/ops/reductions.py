@@ -7,44 +7,50 @@ in int64 or uint64; float32 is accumulated in float64.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 import numpy as np
 
 from sweepgrad.errors import DTypeError, ShapeError
-from sweepgrad.kernels.expr import call, const
-from sweepgrad.ops.elementwise import divide, equal, exp, log, sqrt, square
-from sweepgrad.ops.reducer import COUNT, ELEMENT, LEFT, RIGHT, Reducer
-from sweepgrad.ops.shape import as_dtype, astype, concat, permute_dims, reshape
+from sweepgrad.ops.elementwise import (
+    bitwise_and,
+    bitwise_or,
+    divide,
+    equal,
+    exp,
+    log,
+    maximum,
+    minimum,
+    not_equal,
+    sqrt,
+    square,
+)
+from sweepgrad.ops.reducer import Reducer, highest, lowest
+from sweepgrad.ops.shape import astype, concat, permute_dims, reshape
 from sweepgrad.ops.structural import Call, argument, composed, normal_axes, normal_axis, run, structural
-from sweepgrad.tensor import DTYPES, Array, DType, Tensor, dense, wrap
+from sweepgrad.tensor import DTYPES, Array, DType, Tensor, dense, wrap, as_dtype
 
 Axis = int | tuple[int, ...] | None
 
-_x, _a, _b, _n = ELEMENT, LEFT, RIGHT, COUNT
 _INT64, _UINT64, _FLOAT64, _BOOL = (DTYPES[name] for name in ("int64", "uint64", "float64", "bool"))
 
 
-_sum = Reducer("sum", identity=0, combine=call("add", _a, _b))
-_mean = Reducer("mean", identity=0, combine=call("add", _a, _b), finish=call("divide", _a, _n))
-_prod = Reducer("prod", identity=1, combine=call("multiply", _a, _b))
-_all = Reducer("all", identity=True, mapped=call("not_equal", _x, const(0)), combine=call("bitwise_and", _a, _b))
-_any = Reducer("any", identity=False, mapped=call("not_equal", _x, const(0)), combine=call("bitwise_or", _a, _b))
-# A NaN wins over everything: once it is the partial result, no comparison replaces it.
-_max = Reducer(
-    "max",
-    identity=None,
-    combine=call("where", call("logical_or", _a >= _b, call("not_equal", _a, _a)), _a, _b),
-)
-_min = Reducer(
-    "min",
-    identity=None,
-    combine=call("where", call("logical_or", _a <= _b, call("not_equal", _a, _a)), _a, _b),
-)
+_sum = Reducer("sum", identity=0, combine=operator.add)
+_mean = Reducer("mean", identity=0, combine=operator.add, finish=operator.truediv)
+_prod = Reducer("prod", identity=1, combine=operator.mul)
+_all = Reducer("all", identity=True, mapped=lambda x: not_equal(x, 0), combine=bitwise_and)
+_any = Reducer("any", identity=False, mapped=lambda x: not_equal(x, 0), combine=bitwise_or)
+# `maximum` keeps a NaN on either side, so one NaN wins over everything.
+_max = Reducer("max", identity=lowest, combine=maximum)
+_min = Reducer("min", identity=highest, combine=minimum)
 
 
 def _repeat(reduced: Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
-    """`reduced` repeated along `axes` to `shape`; its own axes of length 1 there are there or not."""
+    """`reduced` repeated along `axes` to `shape`; its own axes of length 1 there are there or not.
+
+    Written out, since most consumers want contiguous data, and `np.broadcast_to` alone takes 5 us.
+    """
     out = np.empty(shape, reduced.dtype)
     if reduced.size == 1:
         out.fill(reduced.item())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -11,30 +12,34 @@ import numpy as np
 
 from sweepgrad.errors import ArgumentError, DTypeError, ShapeError
 from sweepgrad.ops.plan import unbroadcast
-from sweepgrad.ops.structural import argument, composed, normal_axes, normal_axis, run, structural
-from sweepgrad.tensor import CANONICAL, DTYPES, DType, Tensor
+from sweepgrad.ops.structural import Call, argument, composed, normal_axes, normal_axis, run, structural
+from sweepgrad.tensor import Tensor, as_dtype
 
 
-def as_dtype(op: str, dtype: Any) -> DType:
-    """`dtype` as one that tensors can have."""
-    if isinstance(dtype, np.dtype) and dtype in CANONICAL:
-        return CANONICAL[dtype]
+def as_integer(op: str, name: str, value: Any) -> int:
+    """`value` of the parameter `name`, an integer of Python or NumPy, as an int; a bool is none."""
+    if not isinstance(value, (bool, np.bool_)):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise DTypeError(f"`{op}` takes integers as `{name}`; found {type(value).__name__} {value!r}")
+
+
+def as_number(op: str, name: str, value: Any) -> Any:
+    """`value` of the parameter `name`, a real number of Python or NumPy other than a bool, as it is or as a float."""
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
+        raise DTypeError(f"`{op}` takes a number as `{name}`; found {type(value).__name__}: pass an int or a float")
     try:
-        found = np.dtype(dtype)
-    except TypeError:
-        raise DTypeError(f"`{op}` got dtype {dtype!r}; accepted are {', '.join(DTYPES)}") from None
-    if found not in CANONICAL:
-        raise DTypeError(f"`{op}` got dtype {found}; accepted are {', '.join(DTYPES)}")
-    return CANONICAL[found]
+        return value if isinstance(value, np.number) or isinstance(value, int) and float(value) == value else float(value)
+    except OverflowError:
+        raise ArgumentError("") from None
 
 
 def as_shape(op: str, shape: Any) -> tuple[int, ...]:
     """`shape`, an int or a sequence of ints that are not negative, as a tuple."""
     values = shape if isinstance(shape, (tuple, list)) else (shape,)
-    try:
-        found = tuple(map(operator.index, values))
-    except TypeError:
-        raise DTypeError(f"`{op}` needs a shape of integers; found {shape!r}") from None
+    found = tuple(as_integer(op, "shape", value) for value in values)
     if any(n < 0 for n in found):
         raise ShapeError(f"`{op}` needs a shape without negative lengths; found {found}")
     return found
@@ -83,12 +88,12 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Tensor:
     if math.prod(values) != x.size:
         raise ShapeError(f"`reshape` cannot give shape {shape} to {x.size} elements of shape {x._shape}")
     if copy is False and x._flat is None:
-        raise ShapeError("`reshape` with copy=False needs a contiguous tensor; found a strided view")
+        raise ArgumentError("`reshape` with copy=False needs a contiguous tensor; found a strided view: leave it out")
     return run("reshape", [x], shape=values)
 
 
 @structural(
-    forward=lambda x, axes: np.transpose(x, axes),
+    forward=np.transpose,
     vjp=lambda ct, call: [permute_dims(ct, tuple(np.argsort(call.params["axes"]).tolist()))],
     like="np.transpose(x, axes)",
     cases=[([(2, 3, 4)], {"axes": (2, 0, 1)}), ([(2, 3)], {"axes": (1, 0)})],
@@ -150,7 +155,7 @@ def expand_dims(x: Any, /, *, axis: int | tuple[int, ...] = 0) -> Tensor:
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
     axes = normal_axes("expand_dims", axis, x.ndim + count)
     lengths = iter(x._shape)
-    return reshape_view(x, tuple(1 if k in axes else next(lengths) for k in range(x.ndim + count)))
+    return run("reshape", [x], shape=tuple(1 if k in axes else next(lengths) for k in range(x.ndim + count)))
 
 
 @composed(like="np.squeeze(x, axis)", cases=[([(1, 3, 1)], {"axis": None}), ([(1, 3, 1)], {"axis": 0})])
@@ -167,21 +172,12 @@ def squeeze(x: Any, /, axis: int | tuple[int, ...] | None = None) -> Tensor:
         axes = normal_axes("squeeze", axis, x.ndim)
     if any(x._shape[k] != 1 for k in axes):
         raise ShapeError(f"`squeeze` needs axes of length 1; found shape {x._shape}, axis {axis}")
-    return reshape_view(x, tuple(length for k, length in enumerate(x._shape) if k not in axes))
-
-
-def reshape_view(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`x` with axes of length 1 added or removed."""
-    return run("reshape", [x], shape=shape)
-
-
-def _broadcast_vjp(ct: Tensor, call: Any) -> list[Tensor]:
-    return [unbroadcast(ct, call.inputs[0].shape)]
+    return run("reshape", [x], shape=tuple(length for k, length in enumerate(x._shape) if k not in axes))
 
 
 @structural(
-    forward=lambda x, shape: np.broadcast_to(x, shape),
-    vjp=_broadcast_vjp,
+    forward=np.broadcast_to,
+    vjp=lambda ct, call: [unbroadcast(ct, call.inputs[0].shape)],
     like="np.broadcast_to(x, shape)",
     cases=[([(3,)], {"shape": (2, 3)}), ([(2, 1)], {"shape": (4, 2, 3)}), ([()], {"shape": (2, 2)})],
 )
@@ -201,7 +197,7 @@ def broadcast_to(x: Any, /, shape: Any) -> Tensor:
     return run("broadcast_to", [tensor], shape=target)
 
 
-def _split(ct: Tensor, call: Any) -> list[Tensor]:
+def _split(ct: Tensor, call: Call) -> list[Tensor]:
     axis, start, parts = call.params["axis"], 0, []
     for one in call.inputs:
         stop = start + one.shape[axis]
@@ -272,24 +268,20 @@ def _alike(op: str, arrays: Any) -> list[Tensor]:
 
 
 @structural(
-    forward=lambda x, axes: np.flip(x, axes),
-    vjp=lambda ct, call: [flip(ct, axis=call.params["axes"])],
+    forward=np.flip,
+    vjp=lambda ct, call: [flip(ct, **call.params)],
     like="np.flip(x, axis)",
     cases=[([(2, 3)], {"axis": None}), ([(2, 3)], {"axis": -1}), ([(2, 3, 2)], {"axis": (0, 2)})],
 )
 def flip(x: Any, /, *, axis: int | tuple[int, ...] | None = None) -> Tensor:
     """x with the order of elements reversed along `axis` (None: along every axis); a view."""
     x = argument("flip", x)
-    return run("flip", [x], axes=normal_axes("flip", axis, x.ndim))
-
-
-def _unroll(ct: Tensor, call: Any) -> list[Tensor]:
-    return [run("roll", [ct], shift=tuple(-s for s in call.params["shift"]), axes=call.params["axes"])]
+    return run("flip", [x], axis=normal_axes("flip", axis, x.ndim))
 
 
 @structural(
-    forward=lambda x, shift, axes: np.roll(x, shift, axes),
-    vjp=_unroll,
+    forward=np.roll,
+    vjp=lambda ct, call: [roll(ct, tuple(-n for n in call.params["shift"]), axis=call.params["axis"])],
     like="np.roll(x, shift, axis)",
     cases=[
         ([(5,)], {"shift": 2, "axis": 0}),
@@ -303,7 +295,8 @@ def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...]
     if axis is None:
         return reshape(roll(reshape(x, (x.size,)), shift, axis=0), x._shape)
     axes = normal_axes("roll", axis, x.ndim)
-    shifts = shift if isinstance(shift, tuple) else (shift,) * len(axes)
+    given = shift if isinstance(shift, (tuple, list)) else (shift,) * len(axes)
+    shifts = tuple(as_integer("roll", "shift", n) for n in given)
     if len(shifts) != len(axes):
         raise ShapeError(f"`roll` got {len(shifts)} shifts for {len(axes)} axes; needed is one for each")
-    return run("roll", [x], shift=tuple(int(s) for s in shifts), axes=axes)
+    return run("roll", [x], shift=shifts, axis=axes)
