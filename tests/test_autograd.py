@@ -3,6 +3,7 @@
 import functools
 import gc
 import threading
+import typing
 import weakref
 
 import numpy as np
@@ -465,20 +466,20 @@ def test_a_hook_with_tracked_values_leaves_nothing_tracked():
 
 
 @pytest.mark.parametrize(
-    ("result", "found"),
+    ("result", "error", "message"),
     [
-        (1.0, "float"),
-        (np.ones(2), "ndarray"),
-        (sg.ones((3,)), r"\(3,\) float64"),
-        (sg.ones((2,), dtype="float32"), r"\(2,\) float32"),
+        (1.0, sg.DTypeError, "must be a Tensor or None; found float"),
+        (np.ones(2), sg.DTypeError, "must be a Tensor or None; found ndarray"),
+        (sg.ones((3,)), sg.ShapeError, r"has shape \(3,\); needed is the tensor's own shape \(2,\)"),
+        (sg.ones((2,), dtype="float32"), sg.DTypeError, "has dtype float32; needed is the tensor's own dtype float64"),
     ],
 )
-def test_a_hook_that_returns_something_else(result, found):
+def test_a_hook_that_returns_something_else(result, error, message):
     x = variable(1.0, 2.0)
     y = (x * x).sum()
     with (
         x.register_hook(lambda ct: result),
-        pytest.raises(sg.ShapeError, match=f"the hook .* returned {found}; needed"),
+        pytest.raises(error, match=f"the result of the hook `.*<lambda>` {message}"),
     ):
         y.backward()
     assert x.grad is None
@@ -669,6 +670,15 @@ def test_modes_refuse_generators_and_coroutines():
             make()(3)
 
 
+@pytest.mark.parametrize("make", [sg.no_grad, sg.enable_grad])
+def test_modes_as_decorators_need_parentheses(make):
+    with pytest.raises(sg.DTypeError, match=rf"`{make.__name__}` .* found function: .* `@{make.__name__}\(\)`"):
+
+        @make
+        def function():
+            return 1
+
+
 def test_the_mode_is_of_each_thread():
     x = variable(1.0)
     inside, outside = threading.Barrier(2, timeout=30), threading.Barrier(2, timeout=30)
@@ -855,6 +865,15 @@ def test_hooks_inside_a_differentiated_function():
         (lambda: sg.grad(lambda x: 3.0)(1.0), sg.DTypeError, "function that returns a tensor; found float"),
         (lambda: sg.grad(lambda x: None)(1.0), sg.DTypeError, "function that returns a tensor; found NoneType"),
         (lambda: sg.grad(lambda x: x)([1.0, 2.0]), sg.ShapeError, r"result of one element; found shape \(2,\)"),
+        (lambda: sg.value_and_grad(3), sg.DTypeError, "`value_and_grad` needs a function; found int"),
+        (lambda: sg.value_and_grad(f, ()), sg.ArgumentError, "`value_and_grad` needs argnums that differ"),
+        (lambda: sg.value_and_grad(f, "x"), sg.DTypeError, "`value_and_grad` needs argnums as an integer"),
+        (lambda: sg.value_and_grad(f, 2)(1.0, 2.0), sg.ArgumentError, "`value_and_grad` got argnums=2 for 2"),
+        (lambda: sg.value_and_grad(f, (1, -1))(1.0, 2.0), sg.ArgumentError, "`value_and_grad` got .* twice"),
+        (lambda: sg.value_and_grad(f)(2, 3), sg.DTypeError, "`value_and_grad` by argument 0 needs a float dtype"),
+        (lambda: sg.value_and_grad(f)("x", 3), sg.DTypeError, "`value_and_grad` by argument 0 needs an array"),
+        (lambda: sg.value_and_grad(lambda x: 3.0)(1.0), sg.DTypeError, "`value_and_grad` needs a function that"),
+        (lambda: sg.value_and_grad(lambda x: x)([1.0, 2.0]), sg.ShapeError, "`value_and_grad` needs a function with"),
     ],
 )
 def test_wrong_uses_of_grad(call, error, message):
@@ -862,6 +881,14 @@ def test_wrong_uses_of_grad(call, error, message):
     with pytest.raises(error, match=message):
         call()
     assert state() == before
+
+
+def test_type_checkers_know_what_argnums_give():
+    one, several = "Tensor", "tuple[Tensor, ...]"
+    for function, form in ((sg.grad, "Callable[..., {}]"), (sg.value_and_grad, "Callable[..., tuple[Tensor, {}]]")):
+        found = [overload.__annotations__ for overload in typing.get_overloads(function)]
+        assert [hints["argnums"] for hints in found] == ["int", "Sequence[int]"]
+        assert [hints["return"] for hints in found] == [form.format(one), form.format(several)]
 
 
 def test_a_function_that_raises_leaves_nothing():
@@ -911,3 +938,26 @@ def test_statistics_kept_keep_their_graph():
         w.grad = None
         one.backward()
         assert w.grad.item() == k
+
+
+def test_each_owner_gets_a_gradient_of_its_own():
+    """A rule may hand one cotangent to several inputs; changing one gradient must not change another."""
+    for create_graph in (False, True):
+        x, y = sg.ones((2,), requires_grad=True), sg.ones((2,), requires_grad=True)
+        (x + y).sum().backward(create_graph=create_graph)
+        assert x.grad is not y.grad
+        x.grad.copy_(x.grad * 10.0)
+        np.testing.assert_array_equal(y.grad.numpy(), [1.0, 1.0])
+    given = sg.ones((2,))
+    x.grad = None
+    x.backward(given, create_graph=True)
+    assert x.grad is not given
+
+
+def test_broadcast_to_the_same_shape_is_a_result_of_its_own():
+    w = sg.ones((2,), requires_grad=True)
+    same = sg.broadcast_to(w, (2,))
+    with sg.no_grad():
+        assert not sg.broadcast_to(w, (2,)).requires_grad
+        w -= 1.0
+    np.testing.assert_array_equal(same.numpy(), [1.0, 1.0])

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from launch import python
 from sweepgrad import __version__
+from sweepgrad.cli import _cache
 
 INTERVAL = "import sweepgrad as sg; print(sg.sweeper.is_running(), sg.sweeper.interval)\n"
 
@@ -458,6 +460,7 @@ def test_info(tmp_path):
     assert shown["Python"].startswith(".".join(map(str, sys.version_info[:3])))
     assert (shown["NumPy"], shown["Numba"]) == (version("numpy"), version("numba"))
     assert shown["cache"] == f"{folder} (not there yet)"
+    assert info(SWEEPGRAD_CACHE_DIR="kernels")["cache"] == f"{Path('kernels').absolute()} (not there yet)"
     assert shown["sweeper"] == "off"
     assert shown["thresholds"] == "2,000 dropped nodes, 64.0 MiB saved since the last sweep"
     assert shown["SWEEPGRAD_CACHE_DIR"] == repr(str(folder))
@@ -474,3 +477,18 @@ def test_info_on_settings_and_a_used_cache(tmp_path):
     assert shown["sweeper"] == "every 0.5 s"
     assert shown["SWEEPGRAD_AUTO_SWEEP"] == "'500ms'"
     assert shown["SWEEPGRAD_SWEEP"] == "'1' (not a setting of sweepgrad)"
+
+
+def test_info_on_an_unusable_cache(tmp_path, monkeypatch):
+    file = tmp_path / "file"
+    file.touch()
+    for folder in (file, file / "kernels"):
+        assert _cache(folder) == f"{folder} (unusable: {file} is not a folder)"
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    if hasattr(os, "getuid"):
+        assert f"{shared} (unusable: the cache folder {shared} can be written by other users" in _cache(shared)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # `root` may write anywhere
+    for folder in (shared, shared / "a" / "b"):
+        assert _cache(folder) == f"{folder} (unusable: {shared} cannot be written to)"

@@ -1,6 +1,7 @@
 """Bad calls: the exception's types, what its message names, and that the graph is as it was."""
 
 import gc
+import operator
 
 import numpy as np
 import pytest
@@ -85,8 +86,47 @@ TABLE = [
     (lambda t: t.ints.detach().requires_grad_(), DTYPE, ["`requires_grad`", "int64"]),
     (lambda t: t.result.requires_grad_(False), VARIABLE, ["`requires_grad_(False)`", "`multiply`", "detach"]),
     (lambda t: t.result.copy_(0), VARIABLE, ["`copy_`", "`multiply`"]),
-    (lambda t: t.x.__setitem__(0, 1.0), sg.ImmutableError, ["immutable", "`where(mask, value, t)`"]),
-    (lambda t: np.asarray(t.x), VARIABLE, ["`t.numpy()`", "`t.detach()`"]),
+    (lambda t: t.x.copy_([[1], [1, 2]]), SHAPE, ["`copy_`", "regular array"]),
+    (lambda t: t.x.copy_("abc"), DTYPE, ["`copy_`", "from str", "float64"]),
+    (lambda t: t.x.copy_(None), DTYPE, ["`copy_`", "from NoneType", "float64"]),
+    (lambda t: t.x.copy_([t.v, t.v]), VARIABLE, ["`copy_`", "`stack`"]),
+    (lambda t: t.x.copy_(np.ones(2)), SHAPE, ["`copy_`", "cannot broadcast", "(2,)", "(2, 3)"]),
+    (
+        lambda t: t.x.__setitem__(0, 1.0),
+        sg.ImmutableError,
+        ["`t[key] = value`", "immutable", "`where(mask, value, t)`"],
+    ),
+    (lambda t: np.asarray(t.x), VARIABLE, ["`__array__`", "`t.numpy()`", "`t.detach()`"]),
+    (lambda t: t.ints.__array__("float64", copy=False), ARGUMENT, ["`__array__`", "copy=False", "int64", "float64"]),
+    (lambda t: operator.index(t.s.detach()), DTYPE, ["`__index__`", "0-d integer", "()", "float64", "`int(t)`"]),
+    (lambda t: len(t.s), DTYPE, ["`len`", "0-d", "`t.size`"]),
+    (lambda t: t.x.item(), SHAPE, ["`item`", "one element", "(2, 3)", "`tolist()`"]),
+    (lambda t: float(t.x), SHAPE, ["`float`", "one element", "(2, 3)", "`tolist()`"]),
+    (lambda t: bool(t.x), SHAPE, ["`bool`", "one element", "(2, 3)", "`any` or `all`"]),
+    (lambda t: f"{t.x:.2f}", SHAPE, ["`format`", "'.2f'", "(2, 3)", "index"]),
+    (lambda t: t.ints.retain_grad(), UNTRACKED, ["`retain_grad`", "not tracked", "requires_grad=True"]),
+    # making tensors
+    (lambda t: sg.asarray(None), DTYPE, ["`asarray`", "from NoneType", "float64"]),
+    (lambda t: sg.asarray(n for n in (1, 2)), DTYPE, ["`asarray`", "from generator", "float64"]),
+    (lambda t: sg.asarray([t.x]), VARIABLE, ["`asarray`", "`stack`"]),
+    (lambda t: sg.asarray(t.x, dtype="float32", copy=False), ARGUMENT, ["`asarray`", "copy=False", "float32"]),
+    (lambda t: sg.full_like(t.x, "a"), DTYPE, ["`full_like`", "number as `fill_value`", "str"]),
+    (lambda t: sg.full((2,), 300, dtype="int8"), ARGUMENT, ["`full`", "300", "int8"]),
+    (lambda t: sg.full((2,), np.int64(-1), dtype="uint8"), ARGUMENT, ["`full`", "-1", "uint8"]),
+    (lambda t: sg.full_like(t.ints, float("nan")), ARGUMENT, ["`full_like`", "nan", "int64"]),
+    (lambda t: sg.full((2,), 10**400, dtype="float64"), ARGUMENT, ["`full`", "float64"]),
+    (lambda t: sg.arange("a"), DTYPE, ["`arange`", "number as `start`", "str"]),
+    (lambda t: sg.arange(0, True), DTYPE, ["`arange`", "number as `stop`", "bool"]),
+    (lambda t: sg.arange(0, 1, None), DTYPE, ["`arange`", "number as `step`", "NoneType"]),
+    (lambda t: sg.arange(float("nan")), ARGUMENT, ["`arange`", "nan", "finite"]),
+    (lambda t: sg.arange(0, float("inf")), ARGUMENT, ["`arange`", "inf", "finite"]),
+    (lambda t: sg.arange(10**30, 10**30 + 2), ARGUMENT, ["`arange`", str(10**30), "smaller"]),
+    (lambda t: sg.linspace("a", 1, 3), DTYPE, ["`linspace`", "number as `start`", "str"]),
+    (lambda t: sg.linspace(0, 10**400, 3), ARGUMENT, ["`linspace`", "`stop`", "float64 cannot hold"]),
+    (lambda t: sg.linspace(0, 1, True), DTYPE, ["`linspace`", "integers as `num`", "bool True"]),
+    (lambda t: sg.linspace(0, 1, -1), ARGUMENT, ["`linspace`", "-1"]),
+    (lambda t: sg.eye(2, k="a"), DTYPE, ["`eye`", "integers as `k`", "str 'a'"]),
+    (lambda t: sg.zeros((2, True)), DTYPE, ["`zeros`", "integers as `shape`", "bool True"]),
     # matmul and its relatives
     (lambda t: t.x @ t.y, SHAPE, ["`matmul`", "(2, 3)", "(4, 3)", "second to last"]),
     (lambda t: t.x @ np.ones(2), SHAPE, ["`matmul`", "(2, 3)", "(2,)", "only"]),
@@ -105,7 +145,7 @@ TABLE = [
     (lambda t: t.x.reshape(-2, -3), SHAPE, ["`reshape`", "negative", "(-2, -3)"]),
     (lambda t: t.empty.reshape(-1, 0), SHAPE, ["`reshape`", "(-1, 0)"]),
     (lambda t: t.x.reshape(2.0, 3), DTYPE, ["`reshape`", "integers", "2.0"]),
-    (lambda t: sg.reshape(t.x.T, (6,), copy=False), SHAPE, ["`reshape`", "copy=False", "strided"]),
+    (lambda t: sg.reshape(t.x.T, (6,), copy=False), ARGUMENT, ["`reshape`", "copy=False", "strided"]),
     (lambda t: t.x.squeeze(0), SHAPE, ["`squeeze`", "length 1", "(2, 3)", "axis 0"]),
     (lambda t: t.x.squeeze((0, 3)), AXIS, ["`squeeze`", "axis 3"]),
     (lambda t: sg.concat([t.x, t.v]), SHAPE, ["`concat`", "axis 0", "(2, 3)", "(3,)"]),
@@ -132,6 +172,9 @@ TABLE = [
     (lambda t: t.x[0.5:], DTYPE, ["`getitem`", "float"]),
     (lambda t: t.x[::0], ARGUMENT, ["`getitem`", "step other than 0"]),
     (lambda t: t.x[np.array([True, False, True])], AXIS, ["`getitem`", "(2, 3)", "boolean"]),
+    (lambda t: sg.roll(t.x, "a", axis=0), DTYPE, ["`roll`", "integers as `shift`", "str 'a'"]),
+    (lambda t: sg.roll(t.x, 1.5), DTYPE, ["`roll`", "integers as `shift`", "float 1.5"]),
+    (lambda t: sg.roll(t.x, (1, True), axis=(0, 1)), DTYPE, ["`roll`", "integers as `shift`", "bool True"]),
     # nothing to compare
     (lambda t: sg.max(t.empty), SHAPE, ["`max`", "nothing", "(0, 3)"]),
     (lambda t: sg.min(t.empty, axis=0), SHAPE, ["`min`", "nothing", "(0, 3)"]),

@@ -3,7 +3,9 @@
 import copy
 import operator
 import pickle
+import re
 from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -280,6 +282,34 @@ def test_asarray_of_a_tensor():
     assert made.grad.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("dtype", [None, "float64", "float32"])
+@pytest.mark.parametrize("source", ["plain", "variable", "result"])
+def test_asarray_copies_a_tensor(source, dtype, requires_grad):
+    x = sg.asarray([1.0, 2.0], requires_grad=source != "plain")
+    tensor = x * 3.0 if source == "result" else x
+    copied = sg.asarray(tensor, dtype=dtype, copy=True, requires_grad=requires_grad)
+    check_same(copied, tensor.numpy().astype(dtype or "float64"))
+    assert not np.shares_memory(copied.numpy(), tensor.numpy())
+    assert copied.requires_grad is (requires_grad or tensor.requires_grad)
+    assert copied.is_variable is (requires_grad and source == "plain")
+    if source != "plain":
+        copied.sum().backward()
+        assert x.grad.tolist() == ([3.0, 3.0] if source == "result" else [1.0, 1.0])
+    elif requires_grad:
+        copied.sum().backward()
+        assert (copied.grad.tolist(), x.grad) == ([1.0, 1.0], None)
+
+
+def test_asarray_without_recording_makes_a_new_variable():
+    x = sg.asarray([1.0, 2.0], requires_grad=True)
+    with sg.no_grad():
+        plain, copied = sg.asarray(x, copy=True), sg.asarray(x, copy=True, requires_grad=True)
+    assert not plain.requires_grad
+    assert copied.is_variable
+    assert not np.shares_memory(copied.numpy(), x.numpy())
+
+
 # --- what a caller changes later ------------------------------------------------------------------------------------
 
 
@@ -365,10 +395,14 @@ CREATED = {
     "arange, float": (lambda m, **kw: m.arange(5.0, **kw), "float64"),
     "arange, step": (lambda m, **kw: m.arange(0, 1, 0.1, **kw), "float64"),
     "arange, empty": (lambda m, **kw: m.arange(5, 2, **kw), "int64"),
+    "linspace, NumPy int": (lambda m, **kw: m.linspace(np.int8(0), 1, np.int64(3), **kw), "float64"),
     "linspace": (lambda m, **kw: m.linspace(-1, 2, 7, **kw), "float64"),
     "linspace, open": (lambda m, **kw: m.linspace(0.5, 2, 4, endpoint=False, **kw), "float64"),
     "linspace, 1": (lambda m, **kw: m.linspace(0, 1, 1, **kw), "float64"),
     "linspace, 0": (lambda m, **kw: m.linspace(0, 1, 0, **kw), "float64"),
+    "full, NumPy bool": (lambda m, **kw: m.full((2,), np.bool_(True), **kw), "bool"),
+    "full, fraction": (lambda m, **kw: m.full((2,), 0.5 if m is np else Fraction(1, 2), **kw), "float64"),
+    "eye, NumPy int": (lambda m, **kw: m.eye(np.int8(2), k=np.int64(1), **kw), "float64"),
     "eye": (lambda m, **kw: m.eye(3, **kw), "float64"),
     "eye, wide": (lambda m, **kw: m.eye(2, 4, k=1, **kw), "float64"),
     "eye, below": (lambda m, **kw: m.eye(3, k=-1, **kw), "float64"),
@@ -419,15 +453,15 @@ def test_like_a_tracked_tensor_is_not_tracked():
     ("make", "error", "message"),
     [
         (lambda: sg.zeros(-1), sg.ShapeError, "`zeros` needs a shape without negative lengths"),
-        (lambda: sg.ones((2, 1.0)), sg.DTypeError, "`ones` needs a shape of integers"),
-        (lambda: sg.zeros(np.array([2, 3])), sg.DTypeError, "`zeros` needs a shape of integers"),
-        (lambda: sg.full("ab", 1), sg.DTypeError, "`full` needs a shape of integers"),
-        (lambda: sg.full((2,), "a"), sg.DTypeError, "`full` needs a number; found str"),
-        (lambda: sg.full((2,), sg.ones(())), sg.DTypeError, "`full` needs a number; found Tensor"),
+        (lambda: sg.ones((2, 1.0)), sg.DTypeError, "`ones` takes integers as `shape`"),
+        (lambda: sg.zeros(np.array([2, 3])), sg.DTypeError, "`zeros` takes integers as `shape`"),
+        (lambda: sg.full("ab", 1), sg.DTypeError, "`full` takes integers as `shape`"),
+        (lambda: sg.full((2,), "a"), sg.DTypeError, "`full` takes a number as `fill_value`; found str"),
+        (lambda: sg.full((2,), sg.ones(())), sg.DTypeError, "`full` takes a number as `fill_value`; found Tensor"),
         (lambda: sg.full((2,), np.float16(1)), sg.DTypeError, "`full` got dtype float16"),
         (lambda: sg.arange(0, 5, 0), sg.ArgumentError, "`arange` needs a step other than 0"),
         (lambda: sg.linspace(0, 1, -1), sg.ArgumentError, "`linspace` needs a count"),
-        (lambda: sg.linspace(0, 1, 2.0), sg.ArgumentError, "`linspace` needs a count"),
+        (lambda: sg.linspace(0, 1, 2.0), sg.DTypeError, "`linspace` takes integers as `num`; found float 2.0"),
         (lambda: sg.eye(-1), sg.ShapeError, "`eye` needs a shape"),
         (lambda: sg.ones_like("a"), sg.DTypeError, "`asarray` got dtype"),
     ],
@@ -524,7 +558,7 @@ def test_index():
     assert list(range(5))[: sg.asarray(np.uint8(2))] == [0, 1]
     assert operator.index(sg.asarray(-3)) == -3
     for wrong in (sg.asarray(1.0), sg.asarray([1]), sg.asarray(True)):
-        with pytest.raises(TypeError, match="only a 0-d integer tensor is an index"):
+        with pytest.raises(TypeError, match="`__index__` needs a 0-d integer tensor"):
             operator.index(wrong)
 
 
@@ -609,12 +643,50 @@ def test_immutability():
     y += 1
     assert y is not x
     assert (x.tolist(), y.tolist()) == ([1.0, 2.0], [2.0, 3.0])
-    y = w = sg.ones((2,), requires_grad=True)
-    y *= 3.0
-    y **= 2
-    assert w.is_variable
+    w = sg.ones((2,), requires_grad=True)
+    y = w * 3.0
+    result = y
+    y **= 2  # of a result: a new tensor, and the graph goes on
+    assert y is not result
     y.sum().backward()
     assert w.grad.tolist() == [18.0, 18.0]
+
+
+IN_PLACE = {
+    "+=": (operator.iadd, operator.add),
+    "-=": (operator.isub, operator.sub),
+    "*=": (operator.imul, operator.mul),
+    "/=": (operator.itruediv, operator.truediv),
+    "**=": (operator.ipow, operator.pow),
+}
+
+
+@pytest.mark.parametrize("symbol", IN_PLACE)
+@pytest.mark.parametrize("other", [3.0, np.array([1.0, 4.0]), sg.asarray([1.0, 4.0])], ids=repr)
+def test_operators_in_place_on_a_variable(symbol, other):
+    in_place, plain = IN_PLACE[symbol]
+    w = sg.asarray([1.0, 2.0], requires_grad=True)
+    seen = w * w
+    expected = plain(w, other).tolist()
+    with pytest.raises(sg.ImmutableError, match=rf"`{re.escape(symbol)}` on a variable .* `no_grad\(\)`"):
+        in_place(w, other)
+    assert w.tolist() == [1.0, 2.0]
+    with sg.no_grad():
+        assert in_place(w, other) is w
+    assert w.is_variable
+    assert w.tolist() == expected
+    seen.sum().backward()
+    assert w.grad.tolist() == [2.0, 4.0]  # of the values that were there
+
+
+def test_an_operator_in_place_keeps_shape_and_dtype():
+    w = sg.ones((2,), dtype="float32", requires_grad=True)
+    with sg.no_grad():
+        w += np.ones(2)
+        assert (w.dtype, w.tolist()) == (np.float32, [2.0, 2.0])
+        with pytest.raises(sg.ShapeError, match=r"`copy_` cannot broadcast shape \(3, 2\) to \(2,\)"):
+            w += np.ones((3, 2))
+    assert w.tolist() == [2.0, 2.0]
 
 
 def test_tensor_is_neither_called_nor_subclassed():
@@ -777,8 +849,67 @@ def test_functions_of_a_python_number_give_a_tensor(name, value):
         np.testing.assert_allclose(result.numpy(), getattr(np, name)(float(value)), rtol=1e-15)
 
 
-def test_numpy_functions_do_not_take_tensors():
-    x = sg.ones((2,))
-    for function in (np.add, np.multiply):
-        with pytest.raises(TypeError):
-            function(np.ones(2), x)
+# --- NumPy's functions ----------------------------------------------------------------------------------------------
+
+UFUNCS = {
+    "exp": np.exp,
+    "sqrt": np.sqrt,
+    "negative": np.negative,
+    "isfinite": np.isfinite,
+    "add": lambda x: np.add(np.ones(2), x),
+    "multiply": lambda x: np.multiply(x, 3.0),
+    "divide": lambda x: np.divide(x, np.float64(3)),
+    "pow": lambda x: np.power(x, 2),
+    "maximum": lambda x: np.maximum(x, 1.5),
+    "matmul": lambda x: np.matmul(x, np.eye(2)),
+}
+
+
+@pytest.mark.parametrize("name", UFUNCS)
+@pytest.mark.parametrize("tracked", [False, True])
+def test_numpy_ufuncs_on_tensors_are_operations(name, tracked):
+    array = np.array([1.0, 2.0])
+    result = UFUNCS[name](sg.asarray(array, requires_grad=tracked))
+    assert isinstance(result, sg.Tensor)
+    np.testing.assert_allclose(result.numpy(), UFUNCS[name](array), rtol=1e-15)
+    assert result.requires_grad is (tracked and name != "isfinite")
+
+
+def test_numpy_ufuncs_on_tensors_are_differentiated():
+    x = sg.asarray([1.0, 2.0], requires_grad=True)
+    np.multiply(np.square(x), np.array([1.0, 10.0])).sum().backward()
+    assert x.grad.tolist() == [2.0, 40.0]
+
+
+def test_numpy_ufuncs_that_tensors_do_not_have():
+    x = sg.ones((2,), requires_grad=True)
+    for call, name in (
+        (lambda: np.nextafter(x, 1.0), "nextafter"),
+        (lambda: np.add.reduce(sg.ones((2,))), "add"),  # not `x`: NumPy keeps a reference to it for ever
+        (lambda: np.add.outer(x, x), "add"),
+        (lambda: np.exp(x, out=np.zeros(2)), "exp"),
+        (lambda: np.exp(x, where=[True, False]), "exp"),
+    ):
+        with pytest.raises(sg.DTypeError, match=rf"`numpy\.{name}` does not take tensors.* `t\.numpy\(\)`"):
+            call()
+    array = np.ones(2)
+    with pytest.raises(sg.DTypeError, match=r"`numpy\.add` does not take tensors"):
+        array += x
+    assert array.tolist() == [1.0, 1.0]
+
+
+def test_numpy_functions_take_tensors_that_are_not_tracked():
+    x, w = sg.asarray([[1.0, 2.0]]), sg.ones((1, 2), requires_grad=True)
+    for found, expected in (
+        (np.sum(x, axis=1), [3.0]),
+        (np.diff(x), [[1.0]]),
+        (np.concatenate([x, x], axis=1), [[1.0, 2.0, 1.0, 2.0]]),
+        (np.stack((x, np.zeros((1, 2)))), [[[1.0, 2.0]], [[0.0, 0.0]]]),
+    ):
+        assert isinstance(found, np.ndarray)
+        assert found.tolist() == expected
+    for call, name in ((lambda: np.sum(w), "sum"), (lambda: np.concatenate([x, [w]]), "concatenate")):
+        with pytest.raises(sg.DTypeError, match=rf"`numpy\.{name}` does not take tensors that require a gradient"):
+            call()
+    with pytest.raises(sg.DTypeError, match=r"`sweepgrad\.sum`"):
+        np.sum(w)

@@ -174,12 +174,7 @@ class Tensor(_Operators):
         Raises:
             ValueError: if there is not exactly one element.
         """
-        array = dense(self)
-        if array.size != 1:
-            raise ShapeError(
-                f"`item` needs a tensor with one element; found shape {self._shape}: index it, or use `tolist()`"
-            )
-        return array.item()  # type: ignore[no-any-return]
+        return self._single("item")
 
     def tolist(self) -> Any:
         """The elements as nested lists of Python numbers, or one number for 0 dimensions."""
@@ -227,7 +222,7 @@ class Tensor(_Operators):
         if self.size != 1:
             hint = "use `any` or `all`" if what == "bool" else "index it, or use `tolist()`"
             raise ShapeError(f"`{what}` needs a tensor with one element; found shape {self._shape}: {hint}")
-        return self.item()
+        return dense(self).item()  # type: ignore[no-any-return]
 
     def __setitem__(self, key: object, value: object) -> NoReturn:
         raise ImmutableError(
@@ -362,7 +357,7 @@ class Tensor(_Operators):
                 _registry,
                 node,
                 ct if create_graph else flat(ct),
-                arithmetic=REPLAY if create_graph else FIRST_ORDER,
+                arithmetic=HIGHER_ORDER if create_graph else FIRST_ORDER,
                 retain_graph=retain_graph or create_graph,
             )
         finally:
@@ -405,8 +400,8 @@ class Tensor(_Operators):
     def _tracked(self, name: str) -> Node:
         if self._node is None:
             raise NotTrackedError(
-                f"`{name}` on a tensor that is not tracked: it was not computed from any variable; make the inputs with "
-                "requires_grad=True"
+                f"`{name}` on a tensor that is not tracked: it was not computed from any variable; make the inputs "
+                "with requires_grad=True"
             )
         return self._node
 
@@ -575,6 +570,13 @@ FIRST_ORDER = Arithmetic(
 )
 """A pass whose result is not differentiated again: cotangents are flat arrays, which spares a tensor for each."""
 
+HIGHER_ORDER = Arithmetic(
+    method=REPLAY.method,
+    # A tensor of its own for each owner: a rule may hand one cotangent to several.
+    deliver=lambda node, ct: ct.detach() if ct._node is None else attach(ct, ct._node),
+)
+"""A pass on tensors, whose result can be differentiated again."""
+
 
 def _check_like(subject: str, value: object, shape: tuple[int, ...], dtype: DType) -> None:
     """Raise unless `value` is a tensor of the shape and dtype of the tensor that it belongs to."""
@@ -594,7 +596,8 @@ def _rebuild(array: Array, requires_grad: bool) -> Tensor:
 
 
 def _find_handles() -> Mapping[Node, int]:
-    return Counter(tensor._node for tensor in gc.get_objects() if type(tensor) is Tensor and tensor._node is not None)
+    nodes = (getattr(tensor, "_node", None) for tensor in gc.get_objects() if type(tensor) is Tensor)
+    return Counter(node for node in nodes if node is not None)  # None too: a tensor that another thread is making
 
 
 process.find_handles = _find_handles

@@ -10,18 +10,22 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 from sweepgrad.errors import ArgumentError, DTypeError, ShapeError, SweepgradError
 from sweepgrad.grad_mode import enable_grad, mode
 from sweepgrad.graph import process
-from sweepgrad.graph.backward import REPLAY, gradients, reachable
+from sweepgrad.graph.backward import gradients, reachable
 from sweepgrad.graph.node import VARIABLE
 from sweepgrad.ops.creation import asarray, zeros_like
 from sweepgrad.ops.elementwise import positive
-from sweepgrad.tensor import FIRST_ORDER, FLOATS, Tensor, cotangent, flat, variable
+from sweepgrad.tensor import FIRST_ORDER, FLOATS, HIGHER_ORDER, Tensor, cotangent, flat, variable
 
 
+@overload
+def grad(f: Callable[..., Any], argnums: int = 0) -> Callable[..., Tensor]: ...
+@overload
+def grad(f: Callable[..., Any], argnums: Sequence[int]) -> Callable[..., tuple[Tensor, ...]]: ...
 def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
     """The function that computes the gradient of `f`, a function with a result of one element.
 
@@ -45,7 +49,7 @@ def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..
         >>> sg.grad(sg.grad(lambda x: x * x * x))(2.0)
         Tensor(12.)
     """
-    both = value_and_grad(f, argnums)
+    both = _transformed("grad", f, argnums)
 
     @functools.wraps(f)
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -54,6 +58,12 @@ def grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..
     return gradient
 
 
+@overload
+def value_and_grad(f: Callable[..., Any], argnums: int = 0) -> Callable[..., tuple[Tensor, Tensor]]: ...
+@overload
+def value_and_grad(
+    f: Callable[..., Any], argnums: Sequence[int]
+) -> Callable[..., tuple[Tensor, tuple[Tensor, ...]]]: ...
 def value_and_grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., tuple[Tensor, Any]]:
     """Like `grad`, but the returned function gives the pair (value of `f`, gradient).
 
@@ -62,52 +72,57 @@ def value_and_grad(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> C
         >>> sg.value_and_grad(lambda x: (x * x).sum())([1.0, 2.0])
         (Tensor(5.), Tensor([2., 4.]))
     """
+    return _transformed("value_and_grad", f, argnums)
+
+
+def _transformed(name: str, f: Callable[..., Any], argnums: int | Sequence[int]) -> Callable[..., tuple[Tensor, Any]]:
+    """`value_and_grad`, or what `grad` is made of, whose errors bear the `name`."""
     if not callable(f):
-        raise DTypeError(f"`grad` needs a function; found {type(f).__name__}")
+        raise DTypeError(f"`{name}` needs a function; found {type(f).__name__}")
     several = isinstance(argnums, Sequence)
-    positions = _positions(argnums if several else (argnums,))  # type: ignore[arg-type]
+    positions = _positions(name, argnums if several else (argnums,))  # type: ignore[arg-type]
 
     @functools.wraps(f)
     def both(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
         recording = mode.enabled
         inputs = list(args)
         if not all(-len(args) <= k < len(args) for k in positions):
-            raise ArgumentError(f"`grad` got argnums={argnums} for {len(args)} positional arguments")
+            raise ArgumentError(f"`{name}` got argnums={argnums} for {len(args)} positional arguments")
         chosen = [k % len(args) for k in positions]
         if len(set(chosen)) != len(chosen):
-            raise ArgumentError(f"`grad` got argnums={argnums}, which names one of {len(args)} arguments twice")
+            raise ArgumentError(f"`{name}` got argnums={argnums}, which names one of {len(args)} arguments twice")
         for k in chosen:
-            inputs[k] = _entered(args[k], k)
+            inputs[k] = _entered(name, args[k], k)
         with enable_grad():
             value = f(*inputs, **kwargs)
-        value, found = _differentiated(value, [inputs[k] for k in chosen], recording)
+        value, found = _differentiated(name, value, [inputs[k] for k in chosen], recording)
         return value, (tuple(found) if several else found[0])
 
     return both
 
 
-def _positions(argnums: Sequence[int]) -> tuple[int, ...]:
+def _positions(name: str, argnums: Sequence[int]) -> tuple[int, ...]:
     try:
         positions = tuple(map(operator.index, argnums))
     except TypeError:
-        raise DTypeError(f"`grad` needs argnums as an integer or several; found {argnums!r}") from None
+        raise DTypeError(f"`{name}` needs argnums as an integer or several; found {argnums!r}") from None
     if len(set(positions)) != len(positions) or not positions:
-        raise ArgumentError(f"`grad` needs argnums that differ, at least one; found {argnums!r}")
+        raise ArgumentError(f"`{name}` needs argnums that differ, at least one; found {argnums!r}")
     return positions
 
 
-def _entered(arg: Any, position: int) -> Tensor:
+def _entered(name: str, arg: Any, position: int) -> Tensor:
     """The argument as a tensor with a node of its own."""
     try:
         tensor = arg if isinstance(arg, Tensor) else asarray(arg)
     except SweepgradError as error:
         raise DTypeError(
-            f"`grad` by argument {position} needs an array or a number; found {type(arg).__name__} ({error}): pass "
+            f"`{name}` by argument {position} needs an array or a number; found {type(arg).__name__} ({error}): pass "
             "several arrays as several arguments, with argnums=(0, 1)"
         ) from None
     if tensor.dtype not in FLOATS:
         raise DTypeError(
-            f"`grad` by argument {position} needs a float dtype; found {tensor.dtype}: convert it, as in 2.0 for 2"
+            f"`{name}` by argument {position} needs a float dtype; found {tensor.dtype}: convert it, as in 2.0 for 2"
         )
     if not tensor.requires_grad:
         return variable(tensor)
@@ -115,12 +130,12 @@ def _entered(arg: Any, position: int) -> Tensor:
         return positive(tensor)
 
 
-def _differentiated(value: Any, inputs: list[Tensor], recording: bool) -> tuple[Tensor, list[Tensor]]:
+def _differentiated(name: str, value: Any, inputs: list[Tensor], recording: bool) -> tuple[Tensor, list[Tensor]]:
     """The value and its gradients by `inputs`, both still in the graph if the caller can differentiate them further."""
     if not isinstance(value, Tensor):
-        raise DTypeError(f"`grad` needs a function that returns a tensor; found {type(value).__name__}")
+        raise DTypeError(f"`{name}` needs a function that returns a tensor; found {type(value).__name__}")
     if value.size != 1:
-        raise ShapeError(f"`grad` needs a function with a result of one element; found shape {value.shape}")
+        raise ShapeError(f"`{name}` needs a function with a result of one element; found shape {value.shape}")
     root = value._node
     if root is None:
         return value, [zeros_like(one) for one in inputs]
@@ -133,7 +148,7 @@ def _differentiated(value: Any, inputs: list[Tensor], recording: bool) -> tuple[
         root,
         ct if outside else flat(ct),
         nodes,
-        arithmetic=REPLAY if outside else FIRST_ORDER,
+        arithmetic=HIGHER_ORDER if outside else FIRST_ORDER,
         retain_graph=outside,
     )
     found = [cts[node] if node in cts else zeros_like(one) for node, one in zip(nodes, inputs, strict=True)]

@@ -1,7 +1,5 @@
 """What a backward pass computes, what it consumes, and that one which raises changes nothing."""
 
-import sys
-
 import pytest
 from graph_toys import (
     Rule,
@@ -22,9 +20,8 @@ from graph_toys import (
 
 from sweepgrad.errors import GraphConsumedError
 from sweepgrad.graph import backward as backward_module
-from sweepgrad.graph import registry as registry_module
 from sweepgrad.graph.backward import backward
-from sweepgrad.graph.registry import BACKWARD_SWEEP, BATCH, Registry
+from sweepgrad.graph.registry import BACKWARD_SWEEP, BATCH
 from sweepgrad.graph.report import audit, stats
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -635,75 +632,3 @@ def test_pass_over_a_consumed_ancestor_changes_nothing(registry):
     late = shared * w
     run_backward(shared)
     expect_nothing_changed(registry, late, [x, w], GraphConsumedError())
-
-
-FILES = (backward_module.__file__, registry_module.__file__)
-SWEEPING = {
-    *("retire", "settle", "_enter", "sweep", "_batch", "_remove", "_strand", "_unlink", "_release", "_backlog"),
-    "_announce",
-}
-
-
-def interrupt_at(point, function):
-    """Call `function`, with a KeyboardInterrupt at the `point`-th line that runs in engine or registry.
-
-    Returns the name of the interrupted function, or None if fewer lines ran.
-    """
-    lines, where = 0, None
-
-    def on_line(frame, event, arg):
-        nonlocal lines, where
-        if event == "line":
-            lines += 1
-            if lines == point:
-                where = frame.f_code.co_name
-                raise KeyboardInterrupt
-        return on_line
-
-    def on_call(frame, event, arg):
-        return on_line if frame.f_code.co_filename in FILES else None
-
-    tracer = sys.gettrace()
-    sys.settrace(on_call)
-    try:
-        function()
-    except KeyboardInterrupt:
-        assert where is not None
-    finally:
-        sys.settrace(tracer)
-    return where
-
-
-def interrupted_pass(point):
-    """A pass interrupted at one point does all or nothing; returns where it was, or None if it ended before."""
-    registry = Registry()
-    x, w = variable(registry, 2.0), variable(registry, 3.0)
-    y = x * w
-    z = y * x + y
-    y + y
-    retain_grad(y)
-    add_hook(x, lambda ct: ct * 2)
-    handles, before = (x, w, y), state(registry)
-    where = interrupt_at(point, lambda: run_backward(z))
-    assert registry.lock.acquire(blocking=False)
-    registry.lock.release()
-    if x._grad is None:
-        assert [handle._grad for handle in handles] == [None] * 3
-        assert state(registry) == before
-        run_backward(z)
-    assert [handle._grad for handle in handles] == [30.0, 6.0, 3.0]
-    with pytest.raises(GraphConsumedError):
-        run_backward(z)
-    if where not in SWEEPING:
-        registry.sweep()
-        audit(registry, handles_of(registry))
-        assert stats(registry).nodes == 2
-    return where
-
-
-def test_interrupt_on_any_line_of_a_pass_leaves_all_or_nothing():
-    point, places = 1, set()
-    while where := interrupted_pass(point):
-        places.add(where)
-        point += 1
-    assert {"backward", "reachable", "validate", "run", "call_hooks", "commit", "retire"} <= places

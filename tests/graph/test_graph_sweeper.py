@@ -287,24 +287,23 @@ def test_start_while_an_earlier_thread_still_ends(sweeper, registry, sweeps):
     assert workers_of(sweeper) == [sweeper._worker]
 
 
-def test_thread_that_died_is_replaced(sweeper, registry, monkeypatch):
-    died = threading.Event()
-    monkeypatch.setattr(threading, "excepthook", lambda args: died.set())
-
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_thread_outlives_a_callback_that_wants_to_exit(sweeper, registry, error, caplog):
     def exit_thread(phase, info):
-        raise KeyboardInterrupt
+        raise error
 
     registry.callbacks.append(exit_thread)
     sweeper.start(LONG)
     worker = sweeper._worker
-    assert died.wait(TIMEOUT)
-    worker.join(TIMEOUT)
-    assert not sweeper.is_running()
+    while not sweeper.errors:
+        worker.join(0.01)
+        assert worker.is_alive()
     registry.callbacks.clear()
     sweeps = Sweeps(registry)
     sweeper.start(LONG)
     sweeps.wait()
-    assert sweeper.is_running()
+    assert sweeper._worker is worker
+    assert "the thread goes on" in caplog.text
 
 
 def test_starts_and_stops_on_several_threads_leave_one_thread_or_none(sweeper):

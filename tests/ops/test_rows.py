@@ -12,6 +12,7 @@ import pytest
 from scipy import special
 
 import sweepgrad as sg
+from strategies import frozen
 from sweepgrad.ops.op import OPS, Elementwise
 from sweepgrad.ops.operators import _ufunc_table
 from sweepgrad.ops.structural import Composed, Structural
@@ -40,16 +41,6 @@ INTERNAL = {"getitem", "scatter", "expand"}
 
 def rng_of(*names):
     return np.random.default_rng(zlib.crc32(repr(names).encode()))
-
-
-def frozen(array):
-    """The array as it is, strides and all, and read-only so that `asarray` shares it."""
-    array = np.asarray(array)
-    base = array
-    while isinstance(base, np.ndarray):
-        base.flags.writeable = False
-        base = base.base
-    return array
 
 
 def sample(row, rng, dtype="float64"):
@@ -158,17 +149,36 @@ def test_gradient_in_float32_is_that_of_float64(row):
     arrays = sample(row, rng_of(row.name), "float32")
     positions = range(int(row.condition), row.arity)
 
-    def gradients(dtype):
+    def gradients(dtype, **how):
         inputs = [
             sg.asarray(array.astype(dtype) if k in positions else array, requires_grad=k in positions)
             for k, array in enumerate(arrays)
         ]
-        row.function(*inputs).sum().backward()
+        row.function(*inputs).sum().backward(**how)
         return [inputs[k].grad for k in positions]
 
-    for low, high in zip(gradients("float32"), gradients("float64"), strict=True):
-        assert low.dtype == np.float32
-        np.testing.assert_allclose(low.numpy(), high.numpy(), rtol=2e-4, atol=1e-6)
+    exact = gradients("float64")
+    for how in ({}, {"create_graph": True}):
+        for low, high in zip(gradients("float32", **how), exact, strict=True):
+            assert low.dtype == low.numpy().dtype == np.float32
+            np.testing.assert_allclose(low.numpy(), high.numpy(), rtol=2e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ELEMENTWISE if row.differentiable and row.arity == 2], ids=lambda row: row.name
+)
+def test_gradient_beside_a_number_stays_in_float32(row):
+    """Parts of a partial that read numbers alone must not promote it."""
+    (a, b), number = sample(row, rng_of(row.name), "float32"), np.mean(row.domain[1])
+    for function in (lambda x: row.function(x, float(number)), lambda x: row.function(float(abs(a[0, 0])) + 0.5, x)):
+        x = sg.asarray(b, requires_grad=True)
+        function(x).sum().backward(create_graph=True)
+        first = x.grad
+        assert first.dtype == first.numpy().dtype == np.float32
+        if first.requires_grad:
+            x.grad = None
+            first.sum().backward()
+            assert x.grad is None or x.grad.numpy().dtype == np.float32
 
 
 @pytest.mark.parametrize("row", [row for row in ELEMENTWISE if row.kink], ids=lambda row: row.name)
@@ -177,6 +187,39 @@ def test_derivative_where_it_is_absent(row):
     inputs = [sg.asarray(float(value), requires_grad=True) for value in point]
     row.function(*inputs).backward()
     assert [x.grad.item() for x in inputs] == list(expected)
+
+
+SELECTIONS = {
+    "relu": sg.relu,
+    "clip": lambda x: sg.clip(x, 0.0, None),
+    "where": lambda x: sg.where(x > 0, x, 0.0),
+    "maximum": lambda x: sg.maximum(x, 0.0),
+    "minimum": lambda x: sg.minimum(-x, 0.0) * -1.0,
+}
+
+
+@pytest.mark.parametrize("create_graph", [False, True])
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_infinite_cotangent_of_what_was_not_selected_is_no_gradient(name, create_graph):
+    x = sg.asarray([-1.0, 4.0], requires_grad=True)
+    sg.sqrt(SELECTIONS[name](x)).sum().backward(create_graph=create_graph)
+    np.testing.assert_array_equal(x.grad.numpy(), [0.0, 0.25])
+
+
+@pytest.mark.parametrize(
+    ("function", "at", "expected"),
+    [
+        (sg.abs, 0.0, 0.0),
+        (sg.softplus, -750.0, 0.0),
+        (sg.sigmoid, -750.0, 0.0),
+        (lambda x: sg.logaddexp(x, 800.0), 0.0, 0.0),
+        (lambda x: sg.logaddexp(800.0, x), 0.0, 0.0),
+        (sg.relu, 0.0, 0.0),
+    ],
+)
+def test_second_derivative_at_special_points(function, at, expected):
+    """A composite within partials is differentiated by its own partials, not by its expansion's."""
+    assert sg.grad(sg.grad(function))(at).item() == pytest.approx(expected, abs=1e-300)
 
 
 @pytest.mark.parametrize(("row", "case"), WHOLE, ids=lambda value: getattr(value, "name", ""))

@@ -243,30 +243,39 @@ class Registry:
             entries = min(entries, len(self.dropped))
             births, steps = self._enter(len(self.born), BATCH)
             before = self.saved_bytes
-            retiring = self.retiring
+            # Everywhere an entry is taken off its queue only once it is done, and doing it again does no harm: so an
+            # interrupt, for which Python looks after each call, loses nothing.
+            retiring, stranded, ready, dropped = self.retiring, self.stranded, self.ready, self.dropped
             while retiring and steps:
                 steps -= 1
-                node = retiring.pop()
-                if type(node.saved) is Consumed and node.parents:  # else not committed, or never entered
-                    self._remove(node, dead)
-            while self.stranded and steps:
+                last = len(retiring) - 1
+                self._remove(retiring[last], dead)
+                del retiring[last]
+            while stranded and steps:
                 steps -= 1
-                self._release(self.stranded.pop(), dead)
-            ready, dropped = self.ready, self.dropped
+                last = len(stranded) - 1
+                self._release(stranded[last], dead)
+                del stranded[last]
             while steps and self.swept - swept < limit:
                 steps -= 1
-                if ready:
-                    node = ready.pop()
-                elif entries and dropped:
+                if not ready:
+                    if not entries or not dropped:
+                        entries = 0
+                        break
                     entries -= 1
-                    node = dropped.popleft()
+                    node = dropped[0]
+                    if node.handles == 1 and not node.children:
+                        ready.append(node)
                     node.handles -= 1
-                else:
-                    entries = 0
-                    break
+                    dropped.popleft()
+                    if not ready:
+                        continue
+                last = len(ready) - 1
+                node = ready[last]
                 if not node.handles and not node.children:
                     self._remove(node, dead)
-            more = births > 0 or entries > 0 or bool(ready or retiring or self.stranded)
+                del ready[last]
+            more = births > 0 or entries > 0 or bool(ready or retiring or stranded)
             return _Batch(entries, self.swept - swept, before - self.saved_bytes, more=more, dead=dead)
         finally:
             self.busy = False
@@ -274,32 +283,37 @@ class Registry:
     def _remove(self, node: Node, dead: list[Any]) -> None:
         """Take `node` out of every index, unless it is out already, and cut its edges. The lock is held."""
         dead.append(node)  # even if it is out: this may be the last that knows it, and its hooks die with it
-        if self.nodes.pop(node.id, None) is None:
+        if node.id not in self.nodes:
             return
-        self.saved_bytes -= node.nbytes
         self._strand(node)
-        if type(node.saved) is Consumed:
+        self._unlink(node)
+        saved = node.saved
+        dead.append(saved)
+        consumed = type(saved) is Consumed
+        # Read only if a finaliser brings a swept tensor back to life.
+        mark = Gone(node.rule.name) if type(saved) is tuple else saved
+        # From here on there is no call, so no interrupt.
+        if consumed:
             self.consumed += 1
         else:
             self.swept += 1
             if node.rule is VARIABLE:
                 self.variables -= 1
-            dead.append(node.saved)
-            if type(node.saved) is tuple:
-                node.saved = Gone(node.rule.name)  # read only if a finaliser brings the swept tensor back to life
-        self._unlink(node)
+        self.saved_bytes -= node.nbytes
+        node.saved = mark
+        del self.nodes[node.id]
 
     def _strand(self, node: Node) -> None:
         """Queue what was computed from `node`, through which no pass can run any more. The lock is held."""
-        children, node.children = node.children, REMOVED
+        children = node.children
         if children:
-            self.with_children -= 1
             self.stranded.extend(children if isinstance(children, set) else (children,))  # type: ignore[arg-type]
+            self.with_children -= 1
+        node.children = REMOVED
 
     def _unlink(self, node: Node) -> None:
         """Cut the edges from `node` to its parents; a parent that is left alone becomes ready. The lock is held."""
-        parents, node.parents = node.parents, ()
-        for parent in parents:
+        for parent in node.parents:
             children = parent.children
             if children is not node:
                 if type(children) is not set:
@@ -307,21 +321,28 @@ class Registry:
                 children.discard(node)
                 if children:
                     continue
-            parent.children = None
-            self.with_children -= 1
             if not parent.handles and type(parent.saved) is not Consumed:  # else it is being retired
                 self.ready.append(parent)
+            self.with_children -= 1
+            parent.children = None
+        node.parents = ()
 
     def _release(self, node: Node, dead: list[Any]) -> None:
         """Drop what `node` saved, as it descends from a consumed node and can never run. The lock is held."""
         dead.append(node)
-        gone = next((parent.saved for parent in node.parents if isinstance(parent.saved, Gone)), None)
-        if gone is None or type(node.saved) is not tuple:
-            return  # removed, released or consumed already
-        dead.append(node.saved)
-        node.saved = Gone(gone) if type(gone) is Gone else Unavailable(gone)
-        self.saved_bytes -= node.nbytes
-        node.nbytes = 0
+        if node.id not in self.nodes:
+            return  # removed already
+        if type(node.saved) is tuple:
+            gone = next((parent.saved for parent in node.parents if isinstance(parent.saved, Gone)), None)
+            if gone is None:
+                return
+            dead.append(node.saved)
+            mark = Gone(gone) if type(gone) is Gone else Unavailable(gone)
+            node.saved = mark
+            self.saved_bytes -= node.nbytes
+            node.nbytes = 0
+        elif type(node.saved) is Consumed:
+            return  # it will be retired
         self._strand(node)
         self._unlink(node)
         if not node.handles:

@@ -112,7 +112,7 @@ class Sweeper:
         """One sweep of the thread; what it raises is logged and counted."""
         try:
             self._registry.sweep(trigger="sweeper")
-        except Exception:
+        except BaseException:  # a callback's SystemExit too: it means its own thread, not this one
             self.errors += 1
             log.exception("sweepgrad: a sweep of the daemon thread raised; the thread goes on")
 

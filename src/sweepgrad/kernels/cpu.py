@@ -32,6 +32,10 @@ _kernels: dict[tuple[str, tuple[str, ...], bool], Kernel] = {}
 _state: dict[str, Any] = {"folder": None, "announced": False}
 
 
+if hasattr(os, "register_at_fork"):  # a fork waits until no thread is compiling, so the child can
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
 def compile_kernel(source: str, signature: Sequence[str], *, nogil: bool = False) -> Kernel:
     """The compiled `kernel` of `source` for arguments of the types `signature`.
 

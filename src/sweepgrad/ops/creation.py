@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from sweepgrad.errors import ArgumentError, DTypeError, ShapeError, VariableError
-from sweepgrad.ops.shape import as_dtype, as_shape, astype
-from sweepgrad.tensor import CANONICAL, DTYPES, FLOATS, Array, Tensor, variable, wrap
+from sweepgrad.errors import ArgumentError
+from sweepgrad.ops.shape import as_integer, as_number, as_shape, astype
+from sweepgrad.tensor import CANONICAL, DTYPES, Array, DType, Tensor, as_array, as_dtype, refused_dtype, variable, wrap
 
 _FLOAT64 = DTYPES["float64"]
 
@@ -17,13 +17,13 @@ def asarray(obj: Any, /, *, dtype: Any = None, requires_grad: bool = False, copy
     """A tensor from an array, a number, nested lists of numbers, or another tensor.
 
     An array that its owner could still write to is copied, so that the tensor never changes; one that is read-only
-    (`array.flags.writeable = False`) is shared. A tensor is returned as it is unless dtype or `requires_grad` asks for
-    another one.
+    (`array.flags.writeable = False`) is shared. A tensor is returned as it is unless dtype, `requires_grad` or `copy`
+    asks for another one; what is made from a tracked tensor is tracked, as by `astype`.
 
     Args:
         obj: what to convert; float64, int64 or bool by default for Python numbers, as in NumPy.
         dtype: of the result; by default that of `obj`.
-        requires_grad: make the result a variable.
+        requires_grad: make the result a variable, unless it is tracked already.
         copy: True always copies; False raises ValueError where a copy would be needed.
 
     Raises:
@@ -37,48 +37,35 @@ def asarray(obj: Any, /, *, dtype: Any = None, requires_grad: bool = False, copy
                 [3., 4.]], dtype=float32, requires_grad=True)
     """
     target = None if dtype is None else as_dtype("asarray", dtype)
-    _check_float(target, requires_grad)
     if isinstance(obj, Tensor):
-        return _from_tensor(obj, target, requires_grad, copy)
-    if not isinstance(obj, np.ndarray):
-        if copy is False:
-            raise ArgumentError(f"`asarray` with copy=False needs an array; {type(obj).__name__} has to be copied")
-        try:
-            obj = np.asarray(obj)
-        except VariableError:
-            raise VariableError(
-                "`asarray` of a list that holds tensors which require a gradient would cut them from the graph; join "
-                "them with `stack` or `concat`"
-            ) from None
-        except ValueError as error:
-            raise ShapeError(f"`asarray` cannot make a regular array: {error}") from None
-    native = obj.dtype.newbyteorder("=")
-    if native not in CANONICAL and target is None:
-        raise DTypeError(f"`asarray` got dtype {obj.dtype}; accepted are {', '.join(DTYPES)}")
-    if obj.dtype.kind not in "biuf":
-        raise DTypeError(f"`asarray` got dtype {obj.dtype}; accepted are {', '.join(DTYPES)}")
+        return _from_tensor(obj, obj.dtype if target is None else target, requires_grad, copy)
+    if copy is False and not isinstance(obj, np.ndarray):
+        raise ArgumentError(
+            f"`asarray` with copy=False needs an array; {type(obj).__name__} has to be copied: leave out `copy`"
+        )
+    array = as_array("asarray", obj)
+    native = array.dtype.newbyteorder("=")
+    if target is None and native not in CANONICAL:
+        raise refused_dtype("asarray", array.dtype)
     target = CANONICAL[native] if target is None else target
-    shared = copy is not True and obj.dtype == target and obj.dtype.isnative and obj.flags.aligned and _is_frozen(obj)
+    as_it_is = array.dtype == target and array.dtype.isnative and array.flags.aligned
+    shared = copy is not True and as_it_is and _is_frozen(array)
     if copy is False and not shared:
         raise ArgumentError(
             "`asarray` with copy=False needs a read-only, aligned array of the result's dtype "
-            f"({target}); found {obj.dtype}, {'writable' if obj.flags.writeable else 'read-only'}: set "
+            f"({target}); found {array.dtype}, {'writable' if array.flags.writeable else 'read-only'}: set "
             "`array.flags.writeable = False` to share it"
         )
-    tensor = wrap(np.asarray(obj) if shared else np.array(obj, dtype=target, order="C", subok=False))
-    return variable(tensor) if requires_grad else tensor
+    return _made(array if shared else np.array(array, dtype=target, order="C"), requires_grad)
 
 
-def _from_tensor(tensor: Tensor, dtype: Any, requires_grad: bool, copy: bool | None) -> Tensor:
-    if dtype is not None and dtype is not tensor.dtype:
-        if copy is False:
-            raise ArgumentError(f"`asarray` with copy=False cannot convert {tensor.dtype} to {dtype}")
-        tensor = astype(tensor, dtype)
-    if requires_grad and not tensor.requires_grad:
-        return variable(tensor)
-    if copy and not tensor.requires_grad:
-        return tensor.detach()
-    return tensor
+def _from_tensor(tensor: Tensor, dtype: DType, requires_grad: bool, copy: bool | None) -> Tensor:
+    if dtype is not tensor.dtype and copy is False:
+        raise ArgumentError(
+            f"`asarray` with copy=False cannot convert {tensor.dtype} to {dtype}: leave out `copy` or `dtype`"
+        )
+    result = astype(tensor, dtype, copy=copy is True)
+    return variable(result) if requires_grad and not result.requires_grad else result
 
 
 def _is_frozen(array: Array) -> bool:
@@ -91,40 +78,48 @@ def _is_frozen(array: Array) -> bool:
     return base is None or isinstance(base.obj if isinstance(base, memoryview) else base, bytes)
 
 
-def _check_float(dtype: Any, requires_grad: bool) -> None:
-    if requires_grad and dtype is not None and dtype not in FLOATS:
-        raise DTypeError(
-            f"`requires_grad` needs a float dtype; found {dtype}: only float32 and float64 have derivatives"
-        )
-
-
-def _made(op: str, array: Array, dtype: Any, requires_grad: bool) -> Tensor:
-    target = _FLOAT64 if dtype is None else as_dtype(op, dtype)
-    _check_float(target, requires_grad)
-    tensor = wrap(np.asarray(array, dtype=target))
+def _made(array: Array, requires_grad: bool) -> Tensor:
+    tensor = wrap(array)
     return variable(tensor) if requires_grad else tensor
+
+
+def _dtype(op: str, dtype: Any, default: DType = _FLOAT64) -> DType:
+    return default if dtype is None else as_dtype(op, dtype)
 
 
 def zeros(shape: int | tuple[int, ...], *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """A tensor of zeros, float64 by default."""
-    return _made("zeros", np.zeros(as_shape("zeros", shape), _dtype("zeros", dtype)), dtype, requires_grad)
+    return _made(np.zeros(as_shape("zeros", shape), _dtype("zeros", dtype)), requires_grad)
 
 
 def ones(shape: int | tuple[int, ...], *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """A tensor of ones, float64 by default."""
-    return _made("ones", np.ones(as_shape("ones", shape), _dtype("ones", dtype)), dtype, requires_grad)
-
-
-def _dtype(op: str, dtype: Any) -> Any:
-    return _FLOAT64 if dtype is None else as_dtype(op, dtype)
+    return _made(np.ones(as_shape("ones", shape), _dtype("ones", dtype)), requires_grad)
 
 
 def full(shape: int | tuple[int, ...], fill_value: float, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
-    """A tensor of `fill_value`; by default float64, or int64 or bool for a Python int or bool."""
-    if isinstance(fill_value, Tensor) or not isinstance(fill_value, (bool, int, float, np.generic)):
-        raise DTypeError(f"`full` needs a number; found {type(fill_value).__name__}: use `broadcast_to`")
-    array = np.full(as_shape("full", shape), fill_value, None if dtype is None else as_dtype("full", dtype))
-    return _made("full", array, array.dtype, requires_grad)
+    """A tensor of `fill_value`; by default float64, or int64 or bool for a Python int or bool.
+
+    Raises:
+        TypeError: if `fill_value` is not a number.
+        ValueError: if the dtype cannot hold it.
+    """
+    value = _fill_value("full", fill_value)
+    target = as_dtype("full", np.asarray(value).dtype if dtype is None else dtype)
+    return _made(_filled("full", as_shape("full", shape), value, target), requires_grad)
+
+
+def _fill_value(op: str, value: Any) -> Any:
+    return value if isinstance(value, (bool, np.bool_)) else as_number(op, "fill_value", value)
+
+
+def _filled(op: str, shape: tuple[int, ...], value: Any, dtype: DType) -> Array:
+    """An array of the number `value`, where NumPy itself would wrap integers that `dtype` cannot hold."""
+    try:
+        element = dtype.type(np.asarray(value).item())
+    except (OverflowError, ValueError):
+        raise ArgumentError(f"`{op}` got {value!r}, which {dtype} cannot hold: choose another dtype") from None
+    return np.full(shape, element, dtype)
 
 
 def arange(
@@ -139,13 +134,25 @@ def arange(
     """Evenly spaced numbers from `start` up to but without `stop`; with one argument, from 0 up to it.
 
     float64, or int64 if every argument is an int and no gradient is required.
+
+    Raises:
+        TypeError: if an argument is not a number.
+        ValueError: if the step is 0, or a number is not finite or too large.
     """
-    low, high = (0, start) if stop is None else (start, stop)
-    if step == 0:
-        raise ArgumentError("`arange` needs a step other than 0")
-    integers = all(isinstance(value, (int, np.integer)) for value in (low, high, step))
-    target = dtype if dtype is not None else "int64" if integers and not requires_grad else "float64"
-    return _made("arange", np.arange(low, high, step), target, requires_grad)
+    ends = {"start": start} if stop is None else {"start": start, "stop": stop}
+    numbers = [as_number("arange", name, value) for name, value in (ends | {"step": step}).items()]
+    low, high, stride = numbers if len(numbers) == 3 else (0, *numbers)
+    if stride == 0:
+        raise ArgumentError("`arange` needs a step other than 0; found 0")
+    integers = all(isinstance(value, (int, np.integer)) for value in numbers)
+    target = _dtype("arange", dtype, DTYPES["int64"] if integers and not requires_grad else _FLOAT64)
+    try:
+        array = np.arange(low, high, stride).astype(target)
+    except (OverflowError, ValueError):  # not finite, or too large
+        raise ArgumentError(
+            f"`arange` from {low} to {high} by {stride} is no array: pass finite numbers, fewer or smaller ones"
+        ) from None
+    return _made(array, requires_grad)
 
 
 def linspace(
@@ -159,10 +166,12 @@ def linspace(
     requires_grad: bool = False,
 ) -> Tensor:
     """`num` evenly spaced numbers from `start` to `stop`, which is left out unless `endpoint`."""
-    if not isinstance(num, int) or num < 0:
-        raise ArgumentError(f"`linspace` needs a count of numbers that is not negative; found {num!r}")
-    array = np.linspace(start, stop, num, endpoint=endpoint, dtype=_dtype("linspace", dtype))
-    return _made("linspace", array, dtype, requires_grad)
+    low, high = as_number("linspace", "start", start), as_number("linspace", "stop", stop)
+    count = as_integer("linspace", "num", num)
+    if count < 0:
+        raise ArgumentError(f"`linspace` needs a count of numbers that is not negative; found {count}")
+    array = np.linspace(low, high, count, endpoint=endpoint, dtype=_dtype("linspace", dtype))
+    return _made(array, requires_grad)
 
 
 def eye(
@@ -170,18 +179,12 @@ def eye(
 ) -> Tensor:
     """A matrix with ones on the diagonal `k` (0 is the main one) and zeros elsewhere."""
     rows, columns = as_shape("eye", (n_rows, n_rows if n_cols is None else n_cols))
-    return _made("eye", np.eye(rows, columns, k), dtype, requires_grad)
+    return _made(np.eye(rows, columns, as_integer("eye", "k", k), dtype=_dtype("eye", dtype)), requires_grad)
 
 
 def _like(op: str, x: Any, value: Any, dtype: Any, requires_grad: bool) -> Tensor:
-    if not isinstance(x, Tensor):
-        x = asarray(x)
-    return _made(
-        op,
-        np.full(x.shape, value, x.dtype if dtype is None else as_dtype(op, dtype)),
-        dtype or x.dtype,
-        requires_grad,
-    )
+    like = asarray(x)
+    return _made(_filled(op, like.shape, _fill_value(op, value), _dtype(op, dtype, like.dtype)), requires_grad)
 
 
 def zeros_like(x: Any, /, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sweepgrad.errors import DTypeError
-from sweepgrad.kernels.expr import Expr, call, const, symbol, topological
+from sweepgrad.kernels.expr import Expr, call, const, is_const, symbol, topological
 
 OPS: dict[str, Op] = {}
 """Every operation by its public name."""
@@ -39,6 +40,12 @@ class Op:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
+
+class _Build(threading.local):
+    whole = False  # whether composites are called as they are rather than expanded
+
+
+_build = _Build()
 
 Partials = Callable[..., tuple[Any, ...]]
 Interval = tuple[float, float]
@@ -86,7 +93,7 @@ class Elementwise(Op):
 
     def expand(self, *args: Any) -> Expr:
         """The expression of this operation on symbolic scalars."""
-        if self.scalar is None:
+        if self.scalar is None or _build.whole:
             return call(self.name, *args)
         value = self.scalar(*args)
         return value if isinstance(value, Expr) else const(value)
@@ -98,7 +105,22 @@ class Elementwise(Op):
 
     @functools.cached_property
     def derivatives(self) -> tuple[Expr, ...]:
-        """The partial derivative by each input, as expressions of the inputs and the output `y`."""
+        """The partial derivative by each input, as expressions of the inputs and the output `y`, for kernels."""
+        return self._derivatives()
+
+    @functools.cached_property
+    def replayed(self) -> tuple[Expr, ...]:
+        """The same for tensors: operations named in `partials` stay whole, so that their own partials are used next.
+
+        The expansion of `sign`, say, is x itself at 0, and would be differentiated to 1.
+        """
+        _build.whole = True
+        try:
+            return self._derivatives()
+        finally:
+            _build.whole = False
+
+    def _derivatives(self) -> tuple[Expr, ...]:
         xs = [symbol(name) for name in self.inputs]
         if self.partials is None:
             return differentiate(self.forward, xs)
@@ -106,6 +128,16 @@ class Elementwise(Op):
         if not isinstance(values, tuple) or len(values) != self.arity:
             raise AssertionError(f"`partials` of `{self.name}` must return a tuple of {self.arity}; found {values!r}")
         return tuple(value if isinstance(value, Expr) else const(value) for value in values)
+
+
+def scaled(ct: Expr, partial: Expr) -> Expr:
+    """`ct * partial`, where a branch of 0 stays 0 and one of 1 stays `ct`: infinity times 0 would be NaN."""
+    if is_const(partial, 0):
+        return const(0.0)
+    if partial.op == "where":
+        condition, x1, x2 = partial.args
+        return call("where", condition, scaled(ct, x1), scaled(ct, x2))
+    return call("multiply", ct, partial)
 
 
 def differentiate(output: Expr, xs: Sequence[Expr]) -> tuple[Expr, ...]:
@@ -130,7 +162,7 @@ def differentiate(output: Expr, xs: Sequence[Expr]) -> tuple[Expr, ...]:
 def evaluate(outputs: Sequence[Expr], values: dict[str, Any], typed: Callable[[Any], Any]) -> list[Any]:
     """`outputs` computed with the operations themselves on `values`, tensors or numbers, given by symbol.
 
-    `typed` gives a number the dtype of the computation, for a `where` between two numbers, which has no other.
+    `typed` gives a number the dtype of the computation, for an operation on numbers alone, which has no other.
     """
     results: dict[Expr, Any] = {}
     for expr in topological(outputs):
@@ -140,8 +172,9 @@ def evaluate(outputs: Sequence[Expr], values: dict[str, Any], typed: Callable[[A
             results[expr] = expr.value
         else:
             args = [results[arg] for arg in expr.args]
-            if expr.op == "where" and all(isinstance(arg, (int, float)) for arg in args[1:]):
-                args[1] = typed(args[1])
+            first = int(expr.op == "where")  # whose condition has a dtype of its own
+            if all(isinstance(arg, (int, float)) for arg in args[first:]):
+                args[first] = typed(args[first])
             results[expr] = OPS[expr.op].function(*args)
     return [results[output] for output in outputs]
 

@@ -44,7 +44,9 @@ COMPARISONS = {
 }
 UNARY = {"neg": "negative", "pos": "positive", "abs": "abs", "invert": "bitwise_invert"}
 
-IN_PLACE = {"add": "+", "sub": "-", "mul": "*", "truediv": "/", "pow": "**"}
+IN_PLACE = {
+    "add": "+", "sub": "-", "mul": "*", "truediv": "/", "floordiv": "//", "mod": "%", "pow": "**", "matmul": "@",
+}  # fmt: skip
 """Operators that change a variable in place under `no_grad`, as in PyTorch."""
 
 NOT_METHODS = {"getitem", "scatter", "expand", "reshape"}
@@ -89,7 +91,8 @@ def _in_place(symbol: str, operator: Callable[[Any, Any], Any]) -> Callable[[Any
                 f"`{symbol}` on a variable would make its name mean the result of an operation: write "
                 f"`y = x {symbol[:-1]} ...` for a new tensor, or update the variable under `no_grad()`"
             )
-        return self.copy_(operator(self, other))
+        result = operator(self, other)
+        return result if result is NotImplemented else self.copy_(result)
 
     return operate
 
@@ -113,9 +116,13 @@ def _array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwa
     return result
 
 
+_DESCRIBING = {"shape", "ndim", "size", "result_type", "zeros_like", "ones_like", "full_like", "empty_like"}
+"""NumPy's functions that read no element, and so lose no gradient."""
+
+
 def _array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """NumPy's other functions: they take tensors that are not tracked, as arrays."""
-    stack = [args, kwargs]
+    stack = [] if func.__name__ in _DESCRIBING else [args, kwargs]
     while stack:
         one = stack.pop()
         if isinstance(one, Tensor) and one.requires_grad:

@@ -21,9 +21,8 @@ from sweepgrad.graph import process
 from sweepgrad.graph.node import Node
 from sweepgrad.kernels import emit
 from sweepgrad.kernels.cpu import Kernel, compile_kernel
-from sweepgrad.kernels.expr import Expr, const, is_const, symbol, symbols
-from sweepgrad.kernels.expr import call as expr_call
-from sweepgrad.ops.op import OPS, Elementwise, evaluate, reject
+from sweepgrad.kernels.expr import Expr, symbol, symbols
+from sweepgrad.ops.op import OPS, Elementwise, evaluate, reject, scaled
 from sweepgrad.tensor import CANONICAL, DTYPES, FLOATS, Array, DType, Tensor, attach, dense, flat, make, wrap
 
 LARGE = 1 << 15
@@ -101,8 +100,7 @@ class Plan:
         self.forward = Loop(op.name, [op.forward], inputs, dtype.name, self.result.name)
         ct = symbol("ct")
         partials = [op.derivatives[k] for k in tracked]
-        # A zero is stored as such: times a cotangent that is infinite it would be NaN.
-        self.grads = [const(0.0) if is_const(d, 0) else expr_call("multiply", ct, d) for d in partials]
+        self.grads = [scaled(ct, partial) for partial in partials]
         self.computed = [grad for grad in self.grads if grad is not ct]
         counts = (len(self.computed), len(self.grads))
         self.form = _PASSED_ON if not self.computed else {(1, 1): _ONE, (2, 2): _TWO}.get(counts, _MIXED)
@@ -179,7 +177,8 @@ class Plan:
             array = value if isinstance(value, np.ndarray) else np.full(1, value, self.dtype)
             tensor = _view(array, shapes[k], DTYPES[dtypes[k]])
             values[names[k]] = attach(tensor, nodes[k]) if k in nodes else tensor
-        grads = evaluate(self.grads, values, lambda number: wrap(np.asarray(number, self.dtype)))
+        parts = [scaled(symbol("ct"), self.op.replayed[k]) for k in self.tracked]
+        grads = evaluate(parts, values, lambda number: wrap(np.asarray(number, self.dtype)))
         zero = make(np.zeros(math.prod(node.shape), self.dtype), None, node.shape, self.dtype, None)
         return tuple(grad if isinstance(grad, Tensor) else zero for grad in grads)
 

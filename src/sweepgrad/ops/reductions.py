@@ -25,11 +25,12 @@ from sweepgrad.ops.elementwise import (
     not_equal,
     sqrt,
     square,
+    where,
 )
 from sweepgrad.ops.reducer import Reducer, highest, lowest
 from sweepgrad.ops.shape import astype, concat, permute_dims, reshape
 from sweepgrad.ops.structural import Call, argument, composed, normal_axes, normal_axis, run, structural
-from sweepgrad.tensor import DTYPES, Array, DType, Tensor, dense, wrap, as_dtype
+from sweepgrad.tensor import DTYPES, Array, DType, Tensor, as_dtype, dense, wrap
 
 Axis = int | tuple[int, ...] | None
 
@@ -174,9 +175,9 @@ def prod(x: Any, /, axis: Axis = None, *, dtype: Any = None, keepdims: bool = Fa
 def _extreme_vjp(ct: Tensor, call: Call) -> list[Tensor]:
     (x,), y = call.inputs, call.output
     # Which elements are extreme does not change under differentiation, so the mask has no place in the graph.
-    mask = astype(equal(x.detach(), _expanded(y.detach(), call)), x.dtype)
-    share = mask / sum(mask, axis=call.params["axes"], keepdims=True)
-    return [_expanded(ct, call) * share]
+    mask = equal(x.detach(), _expanded(y.detach(), call))
+    count = sum(mask, axis=call.params["axes"], keepdims=True)
+    return [where(mask, _expanded(ct, call) / astype(count, x.dtype), 0.0)]
 
 
 def _extreme(name: str, x: Any, axis: Axis, keepdims: bool) -> Tensor:

@@ -31,9 +31,10 @@ def as_number(op: str, name: str, value: Any) -> Any:
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, numbers.Real):
         raise DTypeError(f"`{op}` takes a number as `{name}`; found {type(value).__name__}: pass an int or a float")
     try:
-        return value if isinstance(value, np.number) or isinstance(value, int) and float(value) == value else float(value)
+        number = float(value)
     except OverflowError:
-        raise ArgumentError("") from None
+        raise ArgumentError(f"`{op}` got a `{name}` that float64 cannot hold: pass a smaller number") from None
+    return value if isinstance(value, (int, np.number)) else number
 
 
 def as_shape(op: str, shape: Any) -> tuple[int, ...]:
@@ -189,8 +190,6 @@ def broadcast_to(x: Any, /, shape: Any) -> Tensor:
     """
     tensor = argument("broadcast_to", x)
     target = as_shape("broadcast_to", shape)
-    if target == tensor.shape:
-        return tensor
     lead = len(target) - tensor.ndim
     if lead < 0 or any(n not in (1, m) for n, m in zip(tensor.shape, target[lead:], strict=True)):
         raise ShapeError(f"`broadcast_to` cannot broadcast shape {tensor.shape} to {target}")
