@@ -32,7 +32,7 @@ def invent_child(registry, y, z):
 
 
 def lose_edge(registry, y, z):
-    z.node.parents = ()
+    z.node.links = ()
 
 
 def count_extra_handle(registry, y, z):

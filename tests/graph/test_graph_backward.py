@@ -461,6 +461,15 @@ def test_later_results_of_a_consumed_node_are_unavailable_and_release_what_they_
     assert w._grad is None
 
 
+def test_long_rest_of_a_consumed_graph_is_released_at_the_end_of_the_pass(registry):
+    x = variable(registry, 2.0)
+    y = x * x
+    z = chain_of(y, 3 * BATCH)
+    run_backward(y)
+    assert stats(registry).saved_bytes == 0
+    assert z.node.parents == ()
+
+
 def test_error_names_the_operation_that_was_consumed_and_the_one_that_cannot_run(registry):
     x = variable(registry, 2.0)
     y = x * x

@@ -1,6 +1,7 @@
 """Nodes between their birth and their entry in the registry, and what may happen to them meanwhile."""
 
 import threading
+from collections import deque
 
 import pytest
 from graph_toys import (
@@ -129,6 +130,14 @@ def test_entering_holds_the_lock_for_a_batch_at_a_time(deferred, lock):
     del live
 
 
+def test_sweep_brings_in_all_that_was_born_in_batches(deferred):
+    deferred.settle_at = 10 * BATCH
+    x = variable(deferred, 2.0)
+    live = [x * x for _ in range(3 * BATCH)]
+    deferred.sweep()
+    assert len(deferred.nodes) == len(live) + 1
+
+
 def test_births_that_another_thread_enters_first_are_entered_once(deferred, lock):
     x = variable(deferred, 2.0)
     y = x * x
@@ -165,6 +174,7 @@ def test_node_consumed_before_it_enters_never_does(deferred):
     run_backward(z)
     assert x._grad == 12.0
     assert entered(deferred) == [1]
+    assert y.node.parents == ()
     found = stats(deferred)
     assert (found.registered, found.consumed, found.saved_bytes) == (3, 2, 0)
     assert x.node.children is None
@@ -261,6 +271,30 @@ def test_sweep_that_finds_later_drops_than_it_counted_loses_no_newborn(deferred,
     late_to_the_lock(deferred, lock, lambda: x * x)
     deferred.sweep()
     assert entered(deferred) == [1]
+
+
+def test_drops_that_come_after_the_births_were_counted_wait_for_the_next_batch(deferred, lock):
+    class Born(deque):
+        then = None
+
+        def __len__(self):
+            count = super().__len__()
+            then, self.then = self.then, None
+            if then is not None:
+                then()
+            return count
+
+    deferred.born = Born()
+    x = variable(deferred, 2.0)
+    handles = [x * x]
+    x * x
+
+    def compute():
+        handles.append(handles.pop() * x)
+
+    late_to_the_lock(deferred, lock, lambda: setattr(deferred.born, "then", compute))
+    run_backward(handles[0])
+    assert x._grad == 12.0
 
 
 def test_drops_wait_until_all_that_was_born_before_them_has_entered(deferred, lock):

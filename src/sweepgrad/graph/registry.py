@@ -135,12 +135,13 @@ class Registry:
             node = born[0]
             if type(node.saved) is Consumed:  # by a backward pass, before anyone asked: nothing to enter
                 node.children = REMOVED
-                node.parents = ()
+                node.links = ()
                 self.registered += 1
                 self.consumed += 1
                 born.popleft()
                 continue
-            for parent in node.parents:
+            links = node.links
+            for parent in links if isinstance(links, tuple) else (links,):
                 children = parent.children
                 if children is None:
                     self.with_children += 1
@@ -313,7 +314,8 @@ class Registry:
 
     def _unlink(self, node: Node) -> None:
         """Cut the edges from `node` to its parents; a parent that is left alone becomes ready. The lock is held."""
-        for parent in node.parents:
+        links = node.links
+        for parent in links if isinstance(links, tuple) else (links,):
             children = parent.children
             if children is not node:
                 if type(children) is not set:
@@ -325,7 +327,7 @@ class Registry:
                 self.ready.append(parent)
             self.with_children -= 1
             parent.children = None
-        node.parents = ()
+        node.links = ()
 
     def _release(self, node: Node, dead: list[Any]) -> None:
         """Drop what `node` saved, as it descends from a consumed node and can never run. The lock is held."""

@@ -350,7 +350,9 @@ def call(op: Elementwise, args: Sequence[Any]) -> Any:
     return result
 
 
-def record(plan: Plan, saved: tuple[Any, ...], parents: tuple[Node, ...], out: Array, shape: tuple[int, ...]) -> Tensor:
+def record(
+    plan: Plan, saved: tuple[Any, ...], parents: Node | tuple[Node, ...], out: Array, shape: tuple[int, ...]
+) -> Tensor:
     """The result `out` as a tensor with a new node, where nothing was broadcast."""
     node = Node(plan, saved, parents, plan.saved_arrays * out.nbytes, shape, plan.dtype)
     result = make(out, None, shape, plan.dtype, node)
@@ -523,7 +525,7 @@ def unary(op: Elementwise) -> Callable[[Any], Any]:
                 out = _empty(size, plan.result)
                 (plan.small if size < LARGE else plan.forward.kernel(size))(a, out)
                 if track:
-                    return record(plan, plan.pick(a, out), (parent,), out, x._shape)
+                    return record(plan, plan.pick(a, out), parent, out, x._shape)
                 return make(out, None, x._shape, plan.result, None)
             if x._dtype in quick:
                 plan_for(op, x._dtype, "v", (0,) if track else (), plain=True, table=tracked if track else untracked)
@@ -554,9 +556,9 @@ def binary(op: Elementwise, *, operator: bool = False) -> Callable[[Any, Any], A
                     if (first is None and second is None) or not keep or not mode.enabled:
                         plans = both[0]
                     elif second is None:
-                        plans, parents = both[1], (first,)
+                        plans, parents = both[1], first
                     elif first is None:
-                        plans, parents = both[2], (second,)
+                        plans, parents = both[2], second
                     else:
                         plans, parents = both[3], (first, second)
             elif type(x2) is float or type(x2) is int:
@@ -565,7 +567,7 @@ def binary(op: Elementwise, *, operator: bool = False) -> Callable[[Any, Any], A
                 if first is None or not keep or not mode.enabled:
                     plans = number[0]
                 else:
-                    plans, parents = number[1], (first,)
+                    plans, parents = number[1], first
             if plans is not None:
                 plan = plans.get(dtype)
                 if plan is not None:
