@@ -1,6 +1,7 @@
 """The optimisers against the formulas of the papers, in plain NumPy."""
 
 import gc
+import pickle
 
 import numpy as np
 import pytest
@@ -221,3 +222,15 @@ def _audited():
     gc.collect()
     sg.sweep()
     sg.graph.audit()
+
+
+def test_optimiser_can_be_pickled_between_steps():
+    x = sg.asarray([1.0, 2.0], requires_grad=True)
+    optimizer = sg.optim.Adam([x])
+    x.grad = sg.ones((2,))
+    optimizer.step()
+    again = pickle.loads(pickle.dumps(optimizer))
+    for one in (optimizer, again):
+        one.params[0].grad = sg.asarray([0.5, -0.5])
+        one.step()
+    np.testing.assert_array_equal(again.params[0].numpy(), x.numpy())

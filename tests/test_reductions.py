@@ -400,3 +400,10 @@ def test_methods_are_the_functions():
     for name in ("sum", "mean", "prod", "max", "min", "var", "std", "argmax", "all", "any", "logsumexp", "softmax"):
         method, function = getattr(x, name), getattr(sg, name)
         np.testing.assert_array_equal(method(axis=0).numpy(), function(x, axis=0).numpy(), strict=True)
+
+
+def test_standard_deviation_of_equal_elements_has_derivative_zero():
+    for create_graph in (False, True):
+        x = sg.asarray([[2.0, 2.0], [1.0, 3.0]], requires_grad=True)
+        sg.std(x, axis=1).sum().backward(create_graph=create_graph)
+        np.testing.assert_allclose(x.grad.numpy(), [[0.0, 0.0], [-0.5, 0.5]])

@@ -913,3 +913,18 @@ def test_numpy_functions_take_tensors_that_are_not_tracked():
             call()
     with pytest.raises(sg.DTypeError, match=r"`sweepgrad\.sum`"):
         np.sum(w)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype"), [([300], "int8"), (-1, "uint8"), (float("nan"), "int64"), ([[1.0, 1e30]], "int64")]
+)
+def test_numbers_that_an_integer_dtype_cannot_hold_are_refused(values, dtype):
+    with pytest.raises(sg.DTypeError, match=f"do not all fit into {dtype}"):
+        sg.asarray(values, dtype=dtype)
+
+
+def test_masked_arrays_are_refused_rather_than_unmasked():
+    masked = np.ma.array([1.0, 2.0], mask=[True, False])
+    for call in (sg.asarray, sg.exp, lambda m: sg.ones((2,)) * m, lambda m: sg.ones((2,)).copy_(m)):
+        with pytest.raises(sg.DTypeError, match="masked array"):
+            call(masked)

@@ -39,7 +39,7 @@ def parse_interval(value: str | float, *, subject: str) -> float | None:
         match = _INTERVAL.fullmatch(text)
         seconds = float(match[1]) * _UNITS[match[2]] if match else math.nan
     elif isinstance(value, (int, float)) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = float(min(value, 2 * _MAX_INTERVAL))  # an integer may be too large for a float
     else:
         seconds = math.nan
     if seconds == 0:

@@ -465,6 +465,8 @@ def as_dtype(op: str, dtype: Any) -> DType:
 
 def as_array(op: str, obj: Any) -> Array:
     """`obj`, an array, a number or nested lists of numbers, as an array of numbers."""
+    if isinstance(obj, np.ma.MaskedArray):
+        raise DTypeError(f"`{op}` got a masked array, and tensors have no mask: fill it first, with `a.filled(value)`")
     try:
         array = np.asarray(obj)
     except VariableError:

@@ -85,7 +85,8 @@ def variable(registry, v):
 
 def record(rule, v, saved, *inputs, nbytes=NBYTES):
     registry = inputs[0].registry
-    node = Node(rule, saved, tuple(handle.node for handle in inputs), nbytes)
+    parents = tuple(handle.node for handle in inputs)
+    node = Node(rule, saved, parents if len(parents) > 1 else parents[0], nbytes)
     handle = Handle(registry, node, v)
     registry.register(node)
     return handle

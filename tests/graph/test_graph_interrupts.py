@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from graph_toys import add_hook, handles_of, retain_grad, run_backward, state, variable
+from graph_toys import NBYTES, add_hook, handles_of, retain_grad, run_backward, state, variable
 
 from sweepgrad.errors import GraphConsumedError
 from sweepgrad.graph import backward as backward_module
@@ -116,6 +116,7 @@ def interrupted_bookkeeping(point, settle_at):
     finish(registry)
     assert stats(registry).nodes == 2 + 1 + 3
     assert stats(registry).consumed == 3
+    assert stats(registry).saved_bytes == NBYTES  # of the one operation that can still run
     del x, w, y
     kept.clear()
     finish(registry)

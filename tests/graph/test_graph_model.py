@@ -236,10 +236,9 @@ class Model(RuleBasedStateMachine):
         after = stats(self.registry)
         assert max_nodes is None or report.nodes <= max_nodes
         assert report.nodes == after.swept - swept
-        if max_nodes != 0:  # else it did not look
-            assert report.remaining == sum(after.indexes.values()) - after.nodes
-            assert report.remaining == 0 or max_nodes is not None
-            self.clean = self.clean or report.remaining == 0
+        assert report.remaining == sum(after.indexes.values()) - after.nodes
+        assert report.remaining == 0 or max_nodes is not None
+        self.clean = self.clean or report.remaining == 0
 
     # What must hold
 

@@ -87,6 +87,28 @@ def test_pass_for_given_targets_notices_too(registry):
     assert (x._grad, w._grad) == (3.0, 2.0)
 
 
+def test_node_consumed_while_it_waits_to_be_released_is_counted_once(registry, monkeypatch):
+    """For given targets, a pass does not mind that another one consumed a node that leads to none of them."""
+    x, w = variable(registry, 2.0), variable(registry, 3.0)
+    shared = x * x
+    root = shared * w
+
+    def interrupt(phase, info):
+        raise KeyboardInterrupt  # after the other pass removed `shared`, before it releases `root`
+
+    def other(ct):
+        registry.callbacks.append(interrupt)
+        monkeypatch.setattr(registry_module, "BATCH", 1)
+        with pytest.raises(KeyboardInterrupt):
+            run_gradients(shared, [x])
+        registry.callbacks.clear()
+        assert registry.stranded == [root.node]
+
+    add_hook(w, other)
+    assert run_gradients(root, [w]) == [4.0]
+    assert (stats(registry).nodes, stats(registry).consumed) == (2, 2)
+
+
 def test_passes_that_retain_do_not_disturb_each_other(registry):
     x, w = variable(registry, 2.0), variable(registry, 3.0)
     shared = x * w

@@ -85,6 +85,12 @@ def test_thread_sweeps_at_once_and_then_on_schedule(sweeper, registry, sweeps):
     assert stats(registry).nodes == 1
 
 
+def test_sweeper_shows_its_interval(sweeper):
+    assert repr(sweeper) == "<sweeper: not running>"
+    sweeper.start("500ms")
+    assert repr(sweeper) == "<sweeper: every 0.5 s>"
+
+
 def test_thread_is_a_daemon_so_that_the_interpreter_may_exit(sweeper, registry, sweeps):
     sweeper.start(LONG)
     sweeps.wait()

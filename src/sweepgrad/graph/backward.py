@@ -1,7 +1,8 @@
 """The backward pass, in four steps: `reachable`, `validate`, `run`, `commit`.
 
 Guarantees
-- A pass that raises, whatever raises and wherever, leaves every gradient and the graph as they were.
+- A pass does all or nothing: one that raises, whatever raises and wherever, leaves every gradient and the graph as they
+  were. (Only an interrupt that comes after all is done, while consumed nodes are put away, is raised as well.)
 - No recursion, and no lock while rules, hooks or additions run. Passes on several threads may share nodes: each adds
   its whole gradient, or raises GraphConsumedError because another pass consumed a node first.
 - Only a sum that the pass made itself is ever overwritten, so a rule may pass on the cotangent that it was given.

@@ -333,18 +333,15 @@ class Registry:
         """Drop what `node` saved, as it descends from a consumed node and can never run. The lock is held."""
         dead.append(node)
         if node.id not in self.nodes:
-            return  # removed already
+            return  # a pass for which the consumed node did not count has consumed this one since
         if type(node.saved) is tuple:
-            gone = next((parent.saved for parent in node.parents if isinstance(parent.saved, Gone)), None)
-            if gone is None:
-                return
+            source = Unavailable("an operation")
+            gone = next((parent.saved for parent in node.parents if isinstance(parent.saved, Gone)), source)
             dead.append(node.saved)
             mark = Gone(gone) if type(gone) is Gone else Unavailable(gone)
             node.saved = mark
             self.saved_bytes -= node.nbytes
             node.nbytes = 0
-        elif type(node.saved) is Consumed:
-            return  # it will be retired
         self._strand(node)
         self._unlink(node)
         if not node.handles:

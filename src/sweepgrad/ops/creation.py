@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sweepgrad.errors import ArgumentError
+from sweepgrad.errors import ArgumentError, DTypeError
 from sweepgrad.ops.shape import as_integer, as_number, as_shape, astype
 from sweepgrad.tensor import CANONICAL, DTYPES, Array, DType, Tensor, as_array, as_dtype, refused_dtype, variable, wrap
 
@@ -48,6 +48,10 @@ def asarray(obj: Any, /, *, dtype: Any = None, requires_grad: bool = False, copy
     if target is None and native not in CANONICAL:
         raise refused_dtype("asarray", array.dtype)
     target = CANONICAL[native] if target is None else target
+    if not isinstance(obj, np.ndarray) and target.kind in "iu" and array.size:
+        bounds, low, high = np.iinfo(target), array.min(), array.max()
+        if not (bounds.min <= low and high <= bounds.max):
+            raise DTypeError(f"`asarray` got numbers from {low} to {high}, which do not all fit into {target}")
     as_it_is = array.dtype == target and array.dtype.isnative and array.flags.aligned
     shared = copy is not True and as_it_is and _is_frozen(array)
     if copy is False and not shared:

@@ -433,10 +433,21 @@ def atan(x, /):
     """Inverse tangent, in radians."""
 
 
+def _distance(x1, x2):
+    """sqrt(x1**2 + x2**2), but 1 where that is 0."""
+    distance = hypot(x1, x2)
+    return where(equal(distance, 0), 1, distance)
+
+
 @elementwise(
     like="np.arctan2(x1, x2)",
     domain=((-3, 3), (0.3, 3)),
-    partials=lambda x1, x2, y: (x2 / (x1 * x1 + x2 * x2), -x1 / (x1 * x1 + x2 * x2)),
+    # Divided by the distance twice: its square would overflow and underflow.
+    partials=lambda x1, x2, y: (
+        x2 / _distance(x1, x2) / _distance(x1, x2),
+        -x1 / _distance(x1, x2) / _distance(x1, x2),
+    ),
+    kink=((0, 0), (0, 0)),
 )
 def atan2(x1, x2, /):
     """Angle in radians between the first axis and the point (x2, x1)."""
@@ -445,7 +456,7 @@ def atan2(x1, x2, /):
 @elementwise(
     like="np.hypot(x1, x2)",
     domain=(0.3, 3),
-    partials=lambda x1, x2, y: (where(equal(y, 0), 0, x1 / y), where(equal(y, 0), 0, x2 / y)),
+    partials=lambda x1, x2, y: (x1 / where(equal(y, 0), 1, y), x2 / where(equal(y, 0), 1, y)),
     kink=((0, 0), (0, 0)),
 )
 def hypot(x1, x2, /):

@@ -23,7 +23,7 @@ from sweepgrad.kernels import emit
 from sweepgrad.kernels.cpu import Kernel, compile_kernel
 from sweepgrad.kernels.expr import Expr, symbol, symbols
 from sweepgrad.ops.op import OPS, Elementwise, evaluate, reject, scaled
-from sweepgrad.tensor import CANONICAL, DTYPES, FLOATS, Array, DType, Tensor, attach, dense, flat, make, wrap
+from sweepgrad.tensor import CANONICAL, DTYPES, FLOATS, Array, DType, Tensor, as_array, attach, dense, flat, make, wrap
 
 LARGE = 1 << 15
 """Elements from which a kernel releases the interpreter's lock: below, handing it over costs more than the loop."""
@@ -399,7 +399,7 @@ def _argument(op: str, value: Any) -> Any:
     if isinstance(value, (Tensor, bool, int, float)) and not isinstance(value, np.generic):
         return value
     if isinstance(value, (np.ndarray, np.generic)):
-        return from_array(op, np.asarray(value))
+        return from_array(op, as_array(op, value))
     raise reject(op, value)
 
 

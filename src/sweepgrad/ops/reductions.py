@@ -246,8 +246,10 @@ def var(x: Any, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool
 
 @composed(like="np.std(x, axis=axis, ddof=correction, keepdims=keepdims)", cases=_SPREAD_CASES)
 def std(x: Any, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> Tensor:
-    """Standard deviation over `axis`: the square root of `var`."""
-    return sqrt(var(x, axis=axis, correction=correction, keepdims=keepdims))
+    """Standard deviation over `axis`: the square root of `var`; its derivative where all are equal is 0."""
+    variance = var(x, axis=axis, correction=correction, keepdims=keepdims)
+    constant = equal(variance, 0.0)
+    return where(constant, 0.0, sqrt(where(constant, 1.0, variance)))
 
 
 def _truth(name: str, x: Any, axis: Axis, keepdims: bool) -> Tensor:

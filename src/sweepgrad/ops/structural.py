@@ -21,7 +21,7 @@ from sweepgrad.graph import process
 from sweepgrad.graph.node import Node
 from sweepgrad.ops.op import OPS, Op, describe, reject
 from sweepgrad.ops.plan import from_array
-from sweepgrad.tensor import CANONICAL, Array, DType, Tensor, attach, dense, flat, make, wrap
+from sweepgrad.tensor import CANONICAL, Array, DType, Tensor, as_array, attach, dense, flat, make, wrap
 
 _register = process.registry.register
 
@@ -178,7 +178,7 @@ def argument(op: str, value: Any) -> Tensor:
     if isinstance(value, Tensor):
         return value
     if isinstance(value, (np.ndarray, np.generic, bool, int, float)):
-        return from_array(op, np.asarray(value))
+        return from_array(op, as_array(op, value))
     raise reject(op, value)
 
 

@@ -8,6 +8,7 @@ that change from step to step, such as the learning rate, are arguments of the k
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +58,9 @@ class Optimizer:
     @lr.setter
     def lr(self, value: float) -> None:
         self._lr = self._checked("lr", value, 0.0, float("inf"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_loops": {}}  # compiled kernels are not pickled
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self.params)} parameters, lr={self.lr:g}>"
