@@ -11,7 +11,7 @@ ROOT = Path(sweepgrad.__file__).parent
 
 LAYERS = [
     ["errors", "_version"],
-    ["config", "grad_mode"],
+    ["config", "dtypes", "grad_mode"],
     ["graph.node"],
     ["graph.report"],
     ["graph.registry"],

@@ -14,6 +14,7 @@ import math as _math
 from sweepgrad import graph, optim
 from sweepgrad._version import __version__
 from sweepgrad.config import auto_sweep_interval as _auto_sweep_interval
+from sweepgrad.dtypes import DTYPES as _DTYPES
 from sweepgrad.errors import (
     ArgumentError,
     AuditError,
@@ -142,7 +143,6 @@ from sweepgrad.ops.shape import (
     squeeze,
     stack,
 )
-from sweepgrad.tensor import DTYPES as _DTYPES
 from sweepgrad.tensor import HookHandle, Tensor
 from sweepgrad.transforms import grad, value_and_grad
 

@@ -12,6 +12,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
+from sweepgrad.dtypes import FLOATS
 from sweepgrad.errors import ArgumentError, DTypeError, ShapeError, SweepgradError
 from sweepgrad.grad_mode import enable_grad, mode
 from sweepgrad.graph import process
@@ -19,7 +20,7 @@ from sweepgrad.graph.backward import gradients, reachable
 from sweepgrad.graph.node import VARIABLE
 from sweepgrad.ops.creation import asarray, zeros_like
 from sweepgrad.ops.elementwise import positive
-from sweepgrad.tensor import FIRST_ORDER, FLOATS, HIGHER_ORDER, Tensor, cotangent, flat, variable
+from sweepgrad.tensor import FIRST_ORDER, HIGHER_ORDER, Tensor, cotangent, flat, variable
 
 
 @overload

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from sweepgrad.dtypes import CANONICAL, DTYPES, Array, DType, as_dtype, refused_dtype
 from sweepgrad.errors import ArgumentError, DTypeError
 from sweepgrad.ops.shape import as_integer, as_number, as_shape, astype
-from sweepgrad.tensor import CANONICAL, DTYPES, Array, DType, Tensor, as_array, as_dtype, refused_dtype, variable, wrap
+from sweepgrad.tensor import Tensor, as_array, variable, wrap
 
 _FLOAT64 = DTYPES["float64"]
 

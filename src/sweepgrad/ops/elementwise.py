@@ -11,12 +11,13 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
+from sweepgrad.dtypes import FLOATS, DType
 from sweepgrad.errors import ArgumentError
 from sweepgrad.kernels.expr import Expr
 from sweepgrad.kernels.scalars import CPU
 from sweepgrad.ops.op import OPS, Accepts, Elementwise, Interval, Kink, Partials, Result, describe
 from sweepgrad.ops.plan import binary, ternary, unary
-from sweepgrad.tensor import FLOATS, DType, Tensor, dense
+from sweepgrad.tensor import Tensor, dense
 
 P = ParamSpec("P")
 

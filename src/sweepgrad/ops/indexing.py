@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from sweepgrad.dtypes import Array
 from sweepgrad.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from sweepgrad.ops.structural import Call, argument, normal_axis, run, structural
-from sweepgrad.tensor import Array, Tensor, dense
+from sweepgrad.tensor import Tensor, dense
 
 
 def _scatter(ct: Array, key: Any, shape: tuple[int, ...], basic: bool) -> Array:

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from sweepgrad.dtypes import Array, as_dtype
 from sweepgrad.errors import AxisError, DTypeError, ShapeError
 from sweepgrad.ops.plan import broadcast_shape, unbroadcast
 from sweepgrad.ops.reductions import sum as sum_
 from sweepgrad.ops.shape import astype, expand_dims, matrix_transpose, permute_dims, reshape
 from sweepgrad.ops.structural import Call, argument, composed, normal_axes, normal_axis, run, structural
-from sweepgrad.tensor import Array, Tensor, as_dtype
+from sweepgrad.tensor import Tensor
 
 
 def _pair(op: str, x1: Any, x2: Any) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from sweepgrad.dtypes import CANONICAL, DTYPES, FLOATS, Array, DType, refused_dtype
 from sweepgrad.errors import DTypeError, ShapeError
 from sweepgrad.grad_mode import mode
 from sweepgrad.graph import process
@@ -23,7 +24,7 @@ from sweepgrad.kernels import emit
 from sweepgrad.kernels.cpu import Kernel, compile_kernel
 from sweepgrad.kernels.expr import Expr, symbol, symbols
 from sweepgrad.ops.op import OPS, Elementwise, evaluate, reject, scaled
-from sweepgrad.tensor import CANONICAL, DTYPES, FLOATS, Array, DType, Tensor, as_array, attach, dense, flat, make, wrap
+from sweepgrad.tensor import Tensor, as_array, attach, dense, flat, make, wrap
 
 LARGE = 1 << 15
 """Elements from which a kernel releases the interpreter's lock: below, handing it over costs more than the loop."""
@@ -407,7 +408,7 @@ def from_array(op: str, array: Array) -> Tensor:
     """A plain tensor with a copy of `array`, whose owner may go on writing to it."""
     dtype = array.dtype.newbyteorder("=")
     if dtype not in CANONICAL:
-        raise DTypeError(f"`{op}` got an array of dtype {array.dtype}; accepted are {', '.join(DTYPES)}")
+        raise refused_dtype(op, array.dtype)
     return wrap(np.array(array, dtype=CANONICAL[dtype], order="C"))
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from sweepgrad.dtypes import Array, DType
 from sweepgrad.kernels import emit
 from sweepgrad.kernels.cpu import Kernel, compile_kernel
 from sweepgrad.kernels.expr import Expr, Scalar, symbol
 from sweepgrad.ops.plan import LARGE
-from sweepgrad.tensor import Array, DType
 
 _element, _left, _right, _count = (symbol(name) for name in "xabn")
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sweepgrad.dtypes import DTYPES, Array, DType, as_dtype
 from sweepgrad.errors import DTypeError, ShapeError
 from sweepgrad.ops.elementwise import (
     bitwise_and,
@@ -30,7 +31,7 @@ from sweepgrad.ops.elementwise import (
 from sweepgrad.ops.reducer import Reducer, highest, lowest
 from sweepgrad.ops.shape import astype, concat, permute_dims, reshape
 from sweepgrad.ops.structural import Call, argument, composed, normal_axes, normal_axis, run, structural
-from sweepgrad.tensor import DTYPES, Array, DType, Tensor, as_dtype, dense, wrap
+from sweepgrad.tensor import Tensor, dense, wrap
 
 Axis = int | tuple[int, ...] | None
 

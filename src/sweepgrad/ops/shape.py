@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from sweepgrad.dtypes import as_dtype
 from sweepgrad.errors import ArgumentError, DTypeError, ShapeError
 from sweepgrad.ops.plan import unbroadcast
 from sweepgrad.ops.structural import Call, argument, composed, normal_axes, normal_axis, run, structural
-from sweepgrad.tensor import Tensor, as_dtype
+from sweepgrad.tensor import Tensor
 
 
 def as_integer(op: str, name: str, value: Any) -> int:

@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from sweepgrad.dtypes import CANONICAL, Array, DType
 from sweepgrad.errors import AxisError, DTypeError
 from sweepgrad.grad_mode import mode
 from sweepgrad.graph import process
 from sweepgrad.graph.node import Node
 from sweepgrad.ops.op import OPS, Op, describe, reject
 from sweepgrad.ops.plan import from_array
-from sweepgrad.tensor import CANONICAL, Array, DType, Tensor, as_array, attach, dense, flat, make, wrap
+from sweepgrad.tensor import Tensor, as_array, attach, dense, flat, make, wrap
 
 _register = process.registry.register
 

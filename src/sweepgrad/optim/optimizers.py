@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from sweepgrad.dtypes import Array
 from sweepgrad.errors import ArgumentError, DTypeError, VariableError
 from sweepgrad.kernels.expr import Expr, call, symbol
 from sweepgrad.ops.plan import Loop
-from sweepgrad.tensor import Array, Tensor, flat
+from sweepgrad.tensor import Tensor, flat
 
 
 class Optimizer:
