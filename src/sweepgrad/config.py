@@ -21,7 +21,10 @@ DEFAULT_INTERVAL = 1.0
 
 _UNITS = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0}
 _INTERVAL = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(ms|s|m|)", re.ASCII)
-_FORMS = "seconds (`0.5`, `5`), a number with a unit (`500ms`, `2s`, `1m`), `on` (1 s), or `off`, `0`, or empty"
+_FORMS = (
+    "seconds (`0.5`, `5`), a number with a unit (`500ms`, `2s`, `1m`), "
+    f"`on` ({DEFAULT_INTERVAL:g} s), or `off`, `0`, or empty"
+)
 _MAX_INTERVAL = 7 * 24 * 3600.0
 
 

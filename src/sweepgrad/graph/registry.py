@@ -217,11 +217,11 @@ class Registry:
             if not more or (max_seconds is not None and self.clock() - start >= max_seconds):
                 break
         seconds = self.clock() - start
+        self.settle()  # a birth may turn out to descend from a consumed node, and wait to be released
         with self.lock:
             self.sweeps += 1
             self.sweep_seconds += seconds
             self.bytes_mark = self.saved_bytes + self.threshold.bytes
-            self.settle()  # a birth may turn out to descend from a consumed node, and wait to be released
             remaining = self._backlog()
         report = SweepReport(nodes=nodes, bytes=freed, seconds=seconds, remaining=remaining)
         if self.callbacks:
@@ -231,7 +231,7 @@ class Registry:
     def _backlog(self) -> int:
         return len(self.dropped) + len(self.ready) + len(self.retiring) + len(self.stranded)
 
-    def _batch(self, limit: int, entries: int) -> "_Batch":
+    def _batch(self, limit: int, entries: int) -> _Batch:
         """Take up to `BATCH` steps, up to `entries` of them drops; remove up to `limit` orphans. The lock is held."""
         if self.busy:  # a finaliser sweeps within a sweep of its own thread
             return _Batch(0, 0, 0, more=False, dead=[])

@@ -66,10 +66,15 @@ def _checked(name: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, A
     return operator
 
 
+def _not_implemented(op: str, other: object) -> Any:
+    """What a comparison answers, even to a sequence: for Python to ask `other`."""
+    return NotImplemented
+
+
 def _operator(name: str) -> Callable[[Any, Any], Any]:
     row = OPS[name]
     if isinstance(row, Elementwise) and not row.fronted:
-        return binary(row, operator=True)
+        return binary(row, unknown=_not_implemented if row.result == "bool" else unknown_operand)
     return _checked(name, row.function)
 
 

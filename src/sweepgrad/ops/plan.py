@@ -51,8 +51,10 @@ class Loop:
     ) -> None:
         """`inputs` are (name, kind, dtype); every output has the dtype `result`."""
         kinds = "".join(kind for _, kind, _ in inputs)
-        layout = f"{emit.STRIDED_NDIM}" if "x" in kinds else "1"
-        signature = [name if kind == "s" else f"{name}:4A" if kind == "x" else f"{name}:1C" for _, kind, name in inputs]
+        ndim = emit.STRIDED_NDIM
+        layouts = {"s": "", "x": f":{ndim}A"}
+        signature = [name + layouts.get(kind, ":1C") for _, kind, name in inputs]
+        layout = ndim if "x" in kinds else 1
         self.rows = "r" in kinds or "c" in kinds  # then the kernel takes the rows' length
         if self.rows:
             signature.append("int64")
@@ -73,6 +75,9 @@ class Loop:
             self._released = compile_kernel(self._source, self._signature, nogil=True)
         return self._released
 
+
+_CT = symbol("ct")
+"""The incoming cotangent, in the expressions of backward kernels."""
 
 _PASSED_ON, _ONE, _TWO, _MIXED = range(4)
 """How a plan's cotangents come about: the incoming one itself, one or two outputs of the kernel, or a mixture."""
@@ -99,10 +104,9 @@ class Plan:
         self.result = BOOL if op.result == "bool" else dtype
         inputs = list(zip(op.inputs, kinds, self._input_dtypes(), strict=True))
         self.forward = Loop(op.name, [op.forward], inputs, dtype.name, self.result.name)
-        ct = symbol("ct")
         partials = [op.derivatives[k] for k in tracked]
-        self.grads = [scaled(ct, partial) for partial in partials]
-        self.computed = [grad for grad in self.grads if grad is not ct]
+        self.grads = [scaled(_CT, partial) for partial in partials]
+        self.computed = [grad for grad in self.grads if grad is not _CT]
         counts = (len(self.computed), len(self.grads))
         self.form = _PASSED_ON if not self.computed else {(1, 1): _ONE, (2, 2): _TWO}.get(counts, _MIXED)
         read = symbols(partials)
@@ -123,11 +127,8 @@ class Plan:
     def _backward_loop(self) -> Loop:
         if self.loop is None:
             whole = "x" if "x" in self.kinds else "v"
-            names, kinds, dtypes = (
-                [*self.op.inputs, "y"],
-                [*self.kinds, whole],
-                [*self._input_dtypes(), self.dtype.name],
-            )
+            names, kinds = [*self.op.inputs, "y"], [*self.kinds, whole]
+            dtypes = [*self._input_dtypes(), self.dtype.name]
             inputs = [("ct", whole, self.dtype.name)] + [(names[k], kinds[k], dtypes[k]) for k in self.saves]
             self.loop = Loop(f"{self.name}, backward", self.computed, inputs, self.dtype.name, self.dtype.name)
             self.small_back = self.loop.kernel(0)
@@ -157,7 +158,7 @@ class Plan:
     def _arranged(self, outs: Sequence[Array], ct: Array) -> tuple[Array, ...]:
         """The kernel's outputs, and the incoming cotangent where that is an input's whole share."""
         results = iter(outs)
-        return tuple([next(results) if any(grad is one for one in self.computed) else ct for grad in self.grads])
+        return tuple([ct if grad is _CT else next(results) for grad in self.grads])
 
     def replay(self, node: Node, saved: tuple[Any, ...], ct: Tensor, /) -> tuple[Tensor, ...]:
         """The same from tracked tensors, by the operations that the partial derivatives are made of."""
@@ -178,7 +179,7 @@ class Plan:
             array = value if isinstance(value, np.ndarray) else np.full(1, value, self.dtype)
             tensor = _view(array, shapes[k], DTYPES[dtypes[k]])
             values[names[k]] = attach(tensor, nodes[k]) if k in nodes else tensor
-        parts = [scaled(symbol("ct"), self.op.replayed[k]) for k in self.tracked]
+        parts = [scaled(_CT, self.op.replayed[k]) for k in self.tracked]
         grads = evaluate(parts, values, lambda number: wrap(np.asarray(number, self.dtype)))
         zero = make(np.zeros(math.prod(node.shape), self.dtype), None, node.shape, self.dtype, None)
         return tuple(grad if isinstance(grad, Tensor) else zero for grad in grads)
@@ -535,8 +536,8 @@ def unary(op: Elementwise) -> Callable[[Any], Any]:
     return function
 
 
-def binary(op: Elementwise, *, operator: bool = False) -> Callable[[Any, Any], Any]:
-    """The function of two inputs; as an operator it answers NotImplemented to a type that it does not know."""
+def binary(op: Elementwise, *, unknown: Callable[[str, Any], Any] | None = None) -> Callable[[Any, Any], Any]:
+    """The function of two inputs; an operator has `unknown` to answer to a type that it does not know."""
     # By which inputs are tracked (bit 0: first, bit 1: second), for two tensors and for a tensor and a number.
     both: tuple[dict[DType, Plan], ...] = ({}, {}, {}, {})
     number: tuple[dict[DType, Plan], ...] = ({}, {})
@@ -582,8 +583,8 @@ def binary(op: Elementwise, *, operator: bool = False) -> Callable[[Any, Any], A
                     kinds = "vv" if type(x2) is Tensor else "vs"
                     tracked = tuple(k for k, x in enumerate((x1, x2)) if parents and type(x) is Tensor and x._node)
                     plan_for(op, dtype, kinds, tracked, plain=True, table=plans)
-        if operator and not isinstance(x2, OPERANDS):
-            return NotImplemented if op.result == "bool" else unknown_operand(op.name, x2)
+        if unknown is not None and not isinstance(x2, OPERANDS):
+            return unknown(op.name, x2)
         return call(op, (x1, x2))
 
     return function
