@@ -24,7 +24,7 @@ LAYERS = [
     ["kernels.emit", "kernels.cpu"],
     ["tensor"],
     ["ops"],
-    ["ops.op"],
+    ["ops.op", "ops.loop"],
     ["ops.plan"],
     ["ops.elementwise", "ops.structural", "ops.reducer"],
     ["ops.shape", "ops.indexing"],

@@ -13,67 +13,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from sweepgrad.dtypes import CANONICAL, DTYPES, FLOATS, Array, DType, refused_dtype
 from sweepgrad.errors import DTypeError, ShapeError
 from sweepgrad.grad_mode import mode
 from sweepgrad.graph import process
 from sweepgrad.graph.node import Node
-from sweepgrad.kernels import emit
-from sweepgrad.kernels.cpu import Kernel, compile_kernel
 from sweepgrad.kernels.expr import Expr, symbol, symbols
+from sweepgrad.ops.loop import LARGE, Loop, kinds_of, run_strided
 from sweepgrad.ops.op import OPS, Elementwise, evaluate, reject, scaled
 from sweepgrad.tensor import Tensor, as_array, attach, dense, flat, make, wrap
-
-LARGE = 1 << 15
-"""Elements from which a kernel releases the interpreter's lock: below, handing it over costs more than the loop."""
 
 BOOL = DTYPES["bool"]
 FLOAT64 = DTYPES["float64"]
 
 _register = process.registry.register
 _empty = np.empty
-
-
-class Loop:
-    """A kernel for one set of expressions, compiled when first needed, once with and once without the lock."""
-
-    __slots__ = ("_held", "_released", "_signature", "_source", "rows")
-
-    def __init__(
-        self,
-        title: str,
-        outputs: Sequence[Expr],
-        inputs: Sequence[tuple[str, str, str]],
-        dtype: str,
-        result: str,
-    ) -> None:
-        """`inputs` are (name, kind, dtype); every output has the dtype `result`."""
-        kinds = "".join(kind for _, kind, _ in inputs)
-        ndim = emit.STRIDED_NDIM
-        layouts = {"s": "", "x": f":{ndim}A"}
-        signature = [name + layouts.get(kind, ":1C") for _, kind, name in inputs]
-        layout = ndim if "x" in kinds else 1
-        self.rows = "r" in kinds or "c" in kinds  # then the kernel takes the rows' length
-        if self.rows:
-            signature.append("int64")
-        self._signature = [*signature, *[f"{result}:{layout}C"] * len(outputs)]
-        self._source = emit.header(title, dtype) + emit.elementwise(
-            outputs, [name for name, _, _ in inputs], kinds, dtype
-        )
-        self._held: Kernel | None = None
-        self._released: Kernel | None = None
-
-    def kernel(self, size: int) -> Kernel:
-        """The entry point to use for `size` elements."""
-        if size < LARGE:
-            if self._held is None:
-                self._held = compile_kernel(self._source, self._signature)
-            return self._held
-        if self._released is None:
-            self._released = compile_kernel(self._source, self._signature, nogil=True)
-        return self._released
 
 
 _CT = symbol("ct")
@@ -142,7 +97,7 @@ class Plan:
         size = ct.size
         kernel = self.small_back
         if kernel is None or size >= LARGE:
-            kernel = self._backward_loop().kernel(size)
+            return self._arranged(self._backward_loop().run(size, ct, *saved), ct)
         out = _empty(size, self.dtype)
         if form == _ONE:
             kernel(ct, *saved, out)
@@ -194,13 +149,13 @@ class BroadcastPlan(Plan):
         """Cotangents of the tracked inputs, computed at the result's shape, then summed to each input's."""
         *values, row, shapes = saved
         shape, size = node.shape, ct.size
-        outs = [_empty(size, self.dtype) for _ in self.computed]
+        outs: Sequence[Array] = [_empty(0, self.dtype) for _ in self.computed]
         if outs and size:
             loop = self._backward_loop()
             if "x" in self.kinds:
-                run_strided(loop, [ct.reshape(shape), *values], shape, outs)
+                outs = run_strided(loop, [ct.reshape(shape), *values], shape)
             else:
-                loop.kernel(size)(ct, *values, *((row,) if loop.rows else ()), *outs)
+                outs = loop.run(size, ct, *values, row=row)
         cts = [make(one, None, shape, self.dtype, None) for one in self._arranged(outs, ct)]
         return tuple([flat(unbroadcast(one, shapes[k])) for one, k in zip(cts, self.tracked, strict=True)])
 
@@ -228,80 +183,6 @@ def _view(array: Array, shape: tuple[int, ...], dtype: DType) -> Tensor:
     return make(None, array, shape, dtype, None)
 
 
-# --- running a kernel -----------------------------------------------------------------------------------------------
-
-
-def _kind(tensor: Tensor, shape: tuple[int, ...], size: int) -> tuple[str, int]:
-    """How a kernel can read `tensor` within a result of `shape`: kind, and for r and c the row's length."""
-    if math.prod(tensor._shape) == 1 and size != 1:
-        return "s", 0
-    if tensor._flat is None:
-        return "x", 0
-    if tensor._shape == shape or size == 1:
-        return "v", 0
-    # Axes of length 1 in the result carry no information; without them, what is left is a row or a column.
-    lead = len(shape) - len(tensor._shape)
-    have = (1,) * lead + tensor._shape
-    own = [length for length, full in zip(have, shape, strict=True) if full != 1]
-    full = [length for length in shape if length != 1]
-    split = next((k for k, length in enumerate(own) if length != 1), len(own))
-    if own[split:] == full[split:]:
-        return ("r", math.prod(full[split:])) if split else ("v", 0)
-    split = len(own) - next((k for k, length in enumerate(reversed(own)) if length != 1), len(own))
-    if own[:split] == full[:split]:
-        return "c", math.prod(full[split:])
-    return "x", 0
-
-
-def _kinds(args: Sequence[Any], shape: tuple[int, ...]) -> tuple[str, int]:
-    """The kinds of all inputs together, and the row length where there are rows or columns."""
-    size = math.prod(shape)
-    found = [_kind(arg, shape, size) if isinstance(arg, Tensor) else ("s", 0) for arg in args]
-    lengths = {length for _, length in found if length}
-    kinds = "".join(kind for kind, _ in found)
-    if "x" in kinds or len(lengths) > 1 or size == 0:
-        return "".join("s" if kind == "s" else "x" for kind in kinds), 0
-    return kinds, lengths.pop() if lengths else 0
-
-
-def run_strided(loop: Loop, values: Sequence[Any], shape: tuple[int, ...], outs: Sequence[Array]) -> None:
-    """Run a kernel of strided inputs on `values`, arrays that broadcast to `shape` or numbers, into flat `outs`."""
-    views = [np.broadcast_to(value, shape) if isinstance(value, np.ndarray) else value for value in values]
-    arrays = [view for view in views if isinstance(view, np.ndarray)]
-    lengths, strides = _coalesce(shape, [array.strides for array in arrays])
-    missing = emit.STRIDED_NDIM - len(lengths)
-    lengths = [1] * missing + lengths
-    strides = [[0] * missing + list(own) for own in strides]
-    arrays = [as_strided(array, lengths, own) for array, own in zip(arrays, strides, strict=True)]
-    targets = [out.reshape(lengths) for out in outs]
-    kernel = loop.kernel(outs[0].size)
-    lead = len(lengths) - emit.STRIDED_NDIM
-    for index in np.ndindex(*lengths[:lead]):  # a single pass unless more axes are left than the kernel has loops
-        rest = iter(arrays)
-        kernel(
-            *[next(rest)[index] if isinstance(view, np.ndarray) else view for view in views],
-            *[target[index] for target in targets],
-        )
-
-
-def _coalesce(shape: tuple[int, ...], strides: Sequence[tuple[int, ...]]) -> tuple[list[int], list[list[int]]]:
-    """`shape` with neighbouring axes joined wherever every array walks both in one stride, and the new strides."""
-    lengths: list[int] = []
-    joined: list[list[int]] = [[] for _ in strides]
-    for axis, length in enumerate(shape):
-        if length == 1:
-            continue
-        if lengths and all(new[-1] == own[axis] * length for new, own in zip(joined, strides, strict=True)):
-            lengths[-1] *= length
-            for new, own in zip(joined, strides, strict=True):
-                new[-1] = own[axis]
-        else:
-            lengths.append(length)
-            for new, own in zip(joined, strides, strict=True):
-                new.append(own[axis])
-    return lengths, joined
-
-
 # --- the general call -----------------------------------------------------------------------------------------------
 
 
@@ -326,20 +207,19 @@ def call(op: Elementwise, args: Sequence[Any]) -> Any:
         tracked = tuple(k for k, v in enumerate(values) if isinstance(v, Tensor) and v._node is not None)
         if op.condition and tracked[:1] == (0,):
             tracked = tracked[1:]
-    kinds, row = _kinds(values, shape)
+    kinds, row = kinds_of(values, shape)
     plain = all(isinstance(v, Tensor) is (kind == "v") for v, kind in zip(values, kinds, strict=True)) and all(
         tensor._shape == shape for tensor in tensors
     )
     plan = plan_for(op, dtype, kinds, tracked, plain=plain)
     parts = [_part(value, kind) for value, kind in zip(values, kinds, strict=True)]
     size = math.prod(shape)
-    out = _empty(size, plan.result)
     if not size:
-        pass
+        out = _empty(0, plan.result)
     elif "x" in kinds:
-        run_strided(plan.forward, parts, shape, [out])
+        (out,) = run_strided(plan.forward, parts, shape)
     else:
-        plan.forward.kernel(size)(*parts, *((row,) if plan.forward.rows else ()), out)
+        (out,) = plan.forward.run(size, *parts, row=row)
     if not tracked:
         return make(out, None, shape, plan.result, None)
     saved = plan.pick(*parts, out if "x" not in kinds else out.reshape(shape))
@@ -524,8 +404,11 @@ def unary(op: Elementwise) -> Callable[[Any], Any]:
             plan = (tracked if track else untracked).get(x._dtype)
             if plan is not None:
                 size = a.size
-                out = _empty(size, plan.result)
-                (plan.small if size < LARGE else plan.forward.kernel(size))(a, out)
+                if size < LARGE:
+                    out = _empty(size, plan.result)
+                    plan.small(a, out)
+                else:
+                    (out,) = plan.forward.run(size, a)
                 if track:
                     return record(plan, plan.pick(a, out), parent, out, x._shape)
                 return make(out, None, x._shape, plan.result, None)
@@ -574,8 +457,11 @@ def binary(op: Elementwise, *, unknown: Callable[[str, Any], Any] | None = None)
                 plan = plans.get(dtype)
                 if plan is not None:
                     size = a.size
-                    out = _empty(size, plan.result)
-                    (plan.small if size < LARGE else plan.forward.kernel(size))(a, b, out)
+                    if size < LARGE:
+                        out = _empty(size, plan.result)
+                        plan.small(a, b, out)
+                    else:
+                        (out,) = plan.forward.run(size, a, b)
                     if parents is None:
                         return make(out, None, shape, plan.result, None)
                     return record(plan, plan.pick(a, b, out), parents, out, shape)

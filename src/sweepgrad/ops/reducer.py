@@ -12,7 +12,7 @@ from sweepgrad.dtypes import Array, DType
 from sweepgrad.kernels import emit
 from sweepgrad.kernels.cpu import Kernel, compile_kernel
 from sweepgrad.kernels.expr import Expr, Scalar, symbol
-from sweepgrad.ops.plan import LARGE
+from sweepgrad.ops.loop import LARGE
 
 _element, _left, _right, _count = (symbol(name) for name in "xabn")
 

@@ -15,7 +15,7 @@ import numpy as np
 from sweepgrad.dtypes import Array
 from sweepgrad.errors import ArgumentError, DTypeError, VariableError
 from sweepgrad.kernels.expr import Expr, call, symbol
-from sweepgrad.ops.plan import Loop
+from sweepgrad.ops.loop import Loop
 from sweepgrad.tensor import Tensor, flat
 
 
