@@ -5,14 +5,16 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from launch import python
-from sweepgrad import __version__
-from sweepgrad.cli import _cache
+from sweepgrad import __version__, cli, warmup
+from sweepgrad.cli import _cache, main
+from sweepgrad.errors import SweepgradError
 
 INTERVAL = "import sweepgrad as sg; print(sg.sweeper.is_running(), sg.sweeper.interval)\n"
 
@@ -395,6 +397,134 @@ def test_a_reader_of_standard_error_that_has_gone(ending, tmp_path):
     assert (done.returncode, done.stdout) == (3 if ending else 0, "out\n")
 
 
+# --- warmup ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def some_tasks(monkeypatch):
+    """Two tasks with few kernels, in the place of all."""
+    tasks = [("abs", "float32"), ("greater", "float32")]
+    monkeypatch.setattr(warmup, "tasks", lambda dtypes: tasks)
+    monkeypatch.setattr(warmup, "SHAPES", ((2, 3),))
+    return tasks
+
+
+def warm(capsys, *arguments):
+    """The exit status of `sweepgrad warmup`, the counts that it told, and what it wrote to both streams."""
+    status = 0
+    try:
+        main(["warmup", *arguments])
+    except SystemExit as error:
+        status = error.code
+    out, err = capsys.readouterr()
+    counts = re.match(r"([\d,]+) kernels compiled and ([\d,]+) found in [\d.]+ s; they are kept in ", out)
+    return status, tuple(map(int, counts.groups())) if counts else None, out, err
+
+
+def test_warmup_in_a_process_of_its_own(tmp_path):
+    """What it compiles is what the operations need, and compiled once; processes share the work."""
+    code = """
+import sys
+from sweepgrad import cli, warmup
+if __name__ == "__main__":
+    warmup.tasks = lambda dtypes: [("abs", dtypes[0]), ("greater", dtypes[0]), ("negative", dtypes[0])]
+    cli.main(sys.argv[1:])
+"""
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    settings = {"SWEEPGRAD_CACHE_DIR": str(tmp_path / "cache")}
+    first, second = (
+        python(script, "warmup", "--dtype", "float64", "--jobs", jobs, settings=settings) for jobs in ("2", "1")
+    )
+    assert (first.returncode, second.returncode) == (0, 0), first.stderr + second.stderr
+    compiled = [re.match(r"(\d+) kernels compiled and (\d+) found", done.stdout).groups() for done in (first, second)]
+    assert int(compiled[0][0]) >= 5
+    assert compiled[1][0] == "0"
+    for done in (first, second):
+        assert str(tmp_path / "cache") in done.stdout
+        assert done.stderr.splitlines()[-1] == "sweepgrad warmup: 3 of 3 tasks done"
+    use = """
+import sweepgrad as sg
+from sweepgrad.kernels.cpu import COUNTS
+x = sg.ones((5,), requires_grad=True)
+y = abs(x) - (-x)
+x > 0.5
+y.backward(sg.ones((5,)))
+print(x.grad, COUNTS["loaded"] > 0)
+"""
+    done = python("-c", use, settings=settings)
+    assert (done.returncode, done.stdout) == (0, "Tensor([2., 2., 2., 2., 2.]) True\n"), done.stderr
+
+
+def test_warmup_tells_of_tasks_that_fail(some_tasks, capsys):
+    some_tasks.append(("no such", "float32"))
+    status, counts, _, err = warm(capsys, "--jobs", "1")
+    assert status == 1
+    assert counts is not None
+    assert "sweepgrad warmup: no such in float32: KeyError: 'no such'\n" in err
+
+
+def test_warmup_where_nothing_can_be_kept(some_tasks, capsys, monkeypatch):
+    monkeypatch.setattr(cli, "kept_in", lambda: None)
+    status, counts, out, _ = warm(capsys)
+    assert (counts, out) == (None, "")
+    assert "nowhere to keep kernels" in status
+
+
+def test_warmup_of_a_refused_folder(some_tasks, capsys, monkeypatch):
+    def refuse():
+        raise SweepgradError("the folder is not your own")
+
+    monkeypatch.setattr(cli, "kept_in", refuse)
+    assert warm(capsys)[0] == "sweepgrad warmup: the folder is not your own"
+
+
+def test_warmup_that_is_interrupted(some_tasks, capsys, monkeypatch):
+    def interrupt(todo, jobs):
+        yield warmup.perform(todo[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warmup, "perform_all", interrupt)
+    status, counts, *_ = warm(capsys)
+    assert counts is None
+    assert "interrupted; what was compiled is kept in" in status
+
+
+def test_warmup_says_what_was_lost(some_tasks, capsys, monkeypatch):
+    lost = warmup.Outcome(some_tasks[0], compiled=3, lost=2)
+    monkeypatch.setattr(warmup, "perform_all", lambda todo, jobs: iter([lost]))
+    status, counts, _, err = warm(capsys)
+    assert (status, counts) == (1, (3, 0))
+    assert "2 kernels could not be kept" in err
+
+
+def test_warmup_shows_a_bar_on_a_terminal(some_tasks, capsys, monkeypatch):
+    pytest.importorskip("tqdm")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    status, _, _, err = warm(capsys, "--jobs", "1")
+    assert status == 0
+    assert "2/2" in err
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    assert "2 of 2 tasks done" in warm(capsys, "--jobs", "1")[3]
+
+
+def test_warmup_names_every_row_that_computes_in_floats():
+    names = {name for name, _ in warmup.tasks(["float32"])}
+    for name in ("exp", "add", "where", "clip", "equal", "sum", "max", "softmax", "updates", "layers and losses"):
+        assert name in names
+    assert "bitwise_and" not in names
+    assert len(warmup.tasks(["float32", "float64"])) == 2 * len(names)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_every_task_of_warmup_can_be_done():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        outcomes = [warmup.perform(task) for task in warmup.tasks(["float32"])]
+    assert not [one for one in outcomes if one.error is not None]
+
+
 # --- the rest -------------------------------------------------------------------------------------------------------
 
 
@@ -414,6 +544,10 @@ def test_words_after_the_script_belong_to_it(tmp_path):
         (["run", "--sweep"], "argument --sweep: expected one argument"),
         (["run", "--fast", "script.py"], "--fast"),
         (["info", "more"], "more"),
+        (["warmup", "more"], "more"),
+        (["warmup", "--dtype", "int64"], "invalid choice: 'int64'"),
+        (["warmup", "--jobs", "0"], "argument --jobs: '0' is not a number of processes"),
+        (["warmup", "--jobs", "many"], "argument --jobs: 'many' is not a number of processes"),
     ],
 )
 def test_a_wrong_command_line(arguments, message, tmp_path):
@@ -433,13 +567,14 @@ def test_help_names_the_commands():
     done = sweepgrad("--help")
     assert done.returncode == 0
     assert re.search(r"^ +run ", done.stdout, re.MULTILINE)
+    assert re.search(r"^ +warmup ", done.stdout, re.MULTILINE)
     assert re.search(r"^ +info ", done.stdout, re.MULTILINE)
     assert "SWEEPGRAD_AUTO_SWEEP" in sweepgrad("run", "--help").stdout
 
 
-@pytest.mark.parametrize("command", ["--help", "--version", "info"])
+@pytest.mark.parametrize("command", ["--help", "--version", "info", "warmup --help"])
 def test_numba_is_not_imported(command):
-    done = python("-X", "importtime", "-m", "sweepgrad", command)
+    done = python("-X", "importtime", "-m", "sweepgrad", *command.split())
     modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "sweepgrad" in modules
     assert not modules & {"numba", "llvmlite", "scipy"}

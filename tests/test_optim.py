@@ -234,3 +234,24 @@ def test_optimiser_can_be_pickled_between_steps():
         one.params[0].grad = sg.asarray([0.5, -0.5])
         one.step()
     np.testing.assert_array_equal(again.params[0].numpy(), x.numpy())
+
+
+def test_parameters_updated_at_different_steps_are_corrected_each_for_its_own_number_of_updates():
+    def grad(p):
+        return sg.asarray([1.0, -2.0]) * float(p)
+
+    together = [sg.ones((2,), requires_grad=True) for _ in range(3)]
+    alone = [sg.ones((2,), requires_grad=True) for _ in range(3)]
+    optimizer = Adam(together, lr=0.1)
+    separate = [Adam([p], lr=0.1) for p in alone]
+    for step in range(4):
+        for k in range(3):
+            if step >= k:
+                together[k].grad, alone[k].grad = grad(k + 1), grad(k + 1)
+                separate[k].step()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert all(p.grad is None for p in together)
+    assert optimizer.steps == [4, 3, 2]
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())

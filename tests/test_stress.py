@@ -1,4 +1,4 @@
-"""The stress loop of `benchmarks/stress_loop.py`, shorter, in each mode: the graph and memory stay flat."""
+"""The stress loop of `benchmarks/bench_stress_loop.py`, shorter, in each mode: the graph and memory stay flat."""
 
 import json
 import os
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="resident memory is read from /proc")
 @pytest.mark.parametrize("mode", ["default", "daemon", "explicit", "forward"])
 def test_stress_loop_stays_flat(mode):
-    command = [sys.executable, "-m", "benchmarks.stress_loop", mode, "100000"]
+    command = [sys.executable, "-m", "benchmarks.bench_stress_loop", mode, "100000"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert (result.returncode, result.stderr) == (0, "")
     found = json.loads(result.stdout)

@@ -11,7 +11,7 @@ print(sg.sweep())   # removes what was computed and dropped without a backward p
 
 import math as _math
 
-from sweepgrad import graph, optim
+from sweepgrad import graph, optim, pool
 from sweepgrad._version import __version__
 from sweepgrad.config import auto_sweep_interval as _auto_sweep_interval
 from sweepgrad.dtypes import DTYPES as _DTYPES
@@ -20,6 +20,7 @@ from sweepgrad.errors import (
     AuditError,
     AxisError,
     DTypeError,
+    FuseError,
     GraphConsumedError,
     ImmutableError,
     NotTrackedError,
@@ -27,9 +28,11 @@ from sweepgrad.errors import (
     SweepgradError,
     VariableError,
 )
+from sweepgrad.fusion import fuse
 from sweepgrad.grad_mode import enable_grad, is_grad_enabled, no_grad
 from sweepgrad.graph.process import sweep, sweeper
 from sweepgrad.graph.report import SweepReport
+from sweepgrad.kernels.workers import get_num_threads, set_num_threads
 from sweepgrad.ops.creation import (
     arange,
     asarray,
@@ -162,6 +165,7 @@ __all__ = [
     "AuditError",
     "AxisError",
     "DTypeError",
+    "FuseError",
     "GraphConsumedError",
     "HookHandle",
     "ImmutableError",
@@ -216,7 +220,9 @@ __all__ = [
     "floor_divide",
     "full",
     "full_like",
+    "fuse",
     "gelu",
+    "get_num_threads",
     "grad",
     "graph",
     "greater",
@@ -264,6 +270,7 @@ __all__ = [
     "optim",
     "permute_dims",
     "pi",
+    "pool",
     "positive",
     "pow",
     "prod",
@@ -273,6 +280,7 @@ __all__ = [
     "reshape",
     "roll",
     "round",
+    "set_num_threads",
     "sigmoid",
     "sign",
     "sin",

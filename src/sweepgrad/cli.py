@@ -1,4 +1,7 @@
-"""The command line: `sweepgrad run` sweeps the graph of any script, `sweepgrad info` describes this installation.
+"""The command line.
+
+`sweepgrad run` sweeps the graph of any script, `sweepgrad warmup` compiles the common kernels ahead, and
+`sweepgrad info` describes this installation.
 
 Guarantees of `run`
 - The script sees what `python script.py args` would show it: `sys.argv`, `sys.path`, a fresh `__main__` module. Its
@@ -10,6 +13,8 @@ What `run` cannot undo: NumPy is imported before the script starts, so settings 
 when it is imported, such as the number of BLAS threads, have to be made outside the script.
 """
 
+from __future__ import annotations
+
 import argparse
 import atexit
 import builtins
@@ -17,23 +22,28 @@ import io
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from sweepgrad import config, graph
 from sweepgrad._version import __version__
-from sweepgrad.config import AUTO_SWEEP, SETTINGS
+from sweepgrad.config import AUTO_SWEEP, CACHE_DIR, SETTINGS
 from sweepgrad.errors import ArgumentError, SweepgradError
 from sweepgrad.graph.process import sweep, sweeper
 from sweepgrad.graph.report import format_bytes
-from sweepgrad.kernels.cpu import check_private
+from sweepgrad.kernels.cpu import check_private, kept_in
+
+if TYPE_CHECKING:
+    from sweepgrad.warmup import Outcome
 
 PREFIX = "SWEEPGRAD_"
+FLOATS = ("float32", "float64")
 
 # The `__main__` in whose place the script's was put. It must stay alive: where a script raised, CPython 3.11 still
 # deletes `__file__` from its dictionary after it has dropped its own reference, and the process crashes at exit.
@@ -66,6 +76,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     run_parser.add_argument("command", metavar="script.py [args ...]", nargs=argparse.REMAINDER)
     run_parser.set_defaults(function=lambda options: run(options.command, options.sweep, run_parser.error))
 
+    warmup_parser = commands.add_parser(
+        "warmup",
+        help="compile the common kernels ahead",
+        description="Compile the kernels of all operations, of the optimisers and of common losses, forward and "
+        f"backward, for small and large arrays. They are kept in {CACHE_DIR}; what is there already is not compiled "
+        "again.",
+    )
+    warmup_parser.add_argument(
+        "--dtype", metavar="DTYPE", dest="dtypes", nargs="+", choices=FLOATS, default=FLOATS,
+        help="float32 or float64; by default both",
+    )  # fmt: skip
+    warmup_parser.add_argument(
+        "--jobs", metavar="N", type=_jobs, help="processes to compile in; by default one for each processor, up to 8"
+    )
+    warmup_parser.set_defaults(function=lambda options: warmup(list(dict.fromkeys(options.dtypes)), options.jobs))
+
     info_parser = commands.add_parser("info", help="show versions, the kernel cache and the settings in force")
     info_parser.set_defaults(function=lambda _: print(info()))
 
@@ -80,6 +106,13 @@ def _interval(text: str) -> str:
     except ArgumentError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
+
+
+def _jobs(text: str) -> int:
+    """The number `text`, which must be at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of processes")
+    return int(text)
 
 
 # --- run ------------------------------------------------------------------------------------------------------------
@@ -181,6 +214,55 @@ def summary() -> str:
         f"sweepgrad: {stats.peak:,} nodes at the peak; {stats.sweep_seconds * 1e3:,.1f} ms spent in "
         f"{stats.sweeps:,} sweeps\n"
     )
+
+
+# --- warmup ---------------------------------------------------------------------------------------------------------
+
+
+def warmup(dtypes: Sequence[str], jobs: int | None) -> None:
+    """Compile the common kernels for `dtypes` in `jobs` processes; end with status 1 if not all are kept."""
+    from sweepgrad.warmup import default_jobs, perform_all, tasks
+
+    try:
+        folder = kept_in()
+    except SweepgradError as error:
+        raise SystemExit(f"sweepgrad warmup: {error}") from None
+    if folder is None:
+        raise SystemExit("sweepgrad warmup: there is nowhere to keep kernels, so none are compiled")
+    start = time.perf_counter()
+    todo = tasks(dtypes)
+    try:
+        outcomes = list(_progress(perform_all(todo, jobs or default_jobs()), len(todo)))
+    except KeyboardInterrupt:
+        raise SystemExit(f"sweepgrad warmup: interrupted; what was compiled is kept in {folder}") from None
+    compiled, lost, loaded = (sum(getattr(one, key) for one in outcomes) for key in ("compiled", "lost", "loaded"))
+    print(
+        f"{compiled:,} kernels compiled and {loaded:,} found in {time.perf_counter() - start:.1f} s; "
+        f"they are kept in {_cache(folder)}"
+    )
+    for one in outcomes:
+        if one.error is not None:
+            print(f"sweepgrad warmup: {' in '.join(one.task)}: {one.error}", file=sys.stderr)
+    if lost:
+        print(f"sweepgrad warmup: {lost:,} kernels could not be kept", file=sys.stderr)
+    if lost or any(one.error is not None for one in outcomes):
+        raise SystemExit(1)
+
+
+def _progress(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
+    """`outcomes`, shown on standard error as they come: by tqdm on a terminal, or else a line at every tenth."""
+    if sys.stderr.isatty():
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            pass
+        else:
+            yield from tqdm(outcomes, total=total, desc="compiling", unit="task")
+            return
+    for done, outcome in enumerate(outcomes, start=1):
+        yield outcome
+        if done * 10 // total != (done - 1) * 10 // total:
+            print(f"sweepgrad warmup: {done} of {total} tasks done", file=sys.stderr, flush=True)
 
 
 # --- info -----------------------------------------------------------------------------------------------------------

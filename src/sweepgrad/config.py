@@ -14,7 +14,9 @@ from sweepgrad.errors import ArgumentError
 
 AUTO_SWEEP = "SWEEPGRAD_AUTO_SWEEP"
 CACHE_DIR = "SWEEPGRAD_CACHE_DIR"
-SETTINGS = (AUTO_SWEEP, CACHE_DIR)
+POOL_LIMIT = "SWEEPGRAD_POOL_LIMIT"
+NUM_THREADS = "SWEEPGRAD_NUM_THREADS"
+SETTINGS = (AUTO_SWEEP, CACHE_DIR, NUM_THREADS, POOL_LIMIT)
 
 DEFAULT_INTERVAL = 1.0
 """Seconds between two sweeps of the daemon thread when nothing else is said."""
@@ -26,6 +28,18 @@ _FORMS = (
     f"`on` ({DEFAULT_INTERVAL:g} s), or `off`, `0`, or empty"
 )
 _MAX_INTERVAL = 7 * 24 * 3600.0
+
+DEFAULT_POOL_LIMIT = 1 << 30
+"""Bytes that the pool of buffers keeps idle when nothing else is said, or an eighth of the memory if that is less."""
+
+_SIZE_UNITS = {"": 1, "b": 1} | {
+    f"{prefix}{unit}": base**power
+    for power, prefix in enumerate("kmgt", start=1)
+    for unit, base in (("b", 1000), ("ib", 1024))
+}
+_SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]i?b|b|)", re.ASCII)
+_SIZE_FORMS = "bytes (`1048576`), a number with a unit (`256MB`, `1.5GiB`; kB to TB, KiB to TiB), or `off` or `0`"
+_MAX_SIZE = 1 << 50  # below which floats are exact
 
 
 def parse_interval(value: str | float, *, subject: str) -> float | None:
@@ -57,6 +71,38 @@ def auto_sweep_interval() -> float | None:
     return parse_interval(os.environ.get(AUTO_SWEEP, ""), subject=AUTO_SWEEP)
 
 
+def parse_size(value: str | int, *, subject: str) -> int:
+    """Bytes meant by `value`; 0 for "off".
+
+    `subject` is what an error message calls the value: the variable's or the parameter's name.
+    """
+    size: float = -1
+    if isinstance(value, str):
+        text = value.strip().lower()
+        match = _SIZE.fullmatch(text)
+        if text == "off":
+            size = 0
+        elif match:
+            size = float(match[1]) * _SIZE_UNITS[match[2]]
+    elif isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    if not 0 <= size <= _MAX_SIZE:
+        raise ArgumentError(f"`{subject}` is {value!r}; accepted are {_SIZE_FORMS}, up to 1024 TiB")
+    return int(size)
+
+
+def pool_limit() -> int:
+    """Bytes that the pool of buffers may keep idle: `SWEEPGRAD_POOL_LIMIT`, or what suits this machine's memory."""
+    chosen = os.environ.get(POOL_LIMIT, "")
+    if chosen.strip():
+        return parse_size(chosen, subject=POOL_LIMIT)
+    try:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # a system that does not say
+        return DEFAULT_POOL_LIMIT
+    return min(DEFAULT_POOL_LIMIT, memory // 8) if memory > 0 else DEFAULT_POOL_LIMIT
+
+
 def cache_dir() -> Path:
     """Folder for compiled kernels: `SWEEPGRAD_CACHE_DIR`, or `sweepgrad` in the user's cache directory."""
     chosen = os.environ.get(CACHE_DIR)
@@ -69,3 +115,15 @@ def cache_dir() -> Path:
     else:
         base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "sweepgrad"
+
+
+def num_threads() -> int:
+    """Threads that one kernel may use: `SWEEPGRAD_NUM_THREADS`, or the cores that this process may run on."""
+    chosen = os.environ.get(NUM_THREADS, "").strip()
+    if chosen:
+        if not chosen.isascii() or not chosen.isdigit() or int(chosen) < 1:
+            raise ArgumentError(
+                f"`{NUM_THREADS}` is {chosen!r}; accepted are integers from 1, or nothing for all cores"
+            )
+        return int(chosen)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

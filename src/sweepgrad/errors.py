@@ -41,5 +41,9 @@ class ImmutableError(SweepgradError, TypeError):
     """A tensor's elements were to be written in place."""
 
 
+class FuseError(SweepgradError, TypeError):
+    """A function that was to be fused does what no single kernel can do."""
+
+
 class AuditError(SweepgradError, AssertionError):
     """The registry's counts differ from what a full mark finds: a fault in sweepgrad, please report it."""

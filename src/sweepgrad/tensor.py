@@ -29,8 +29,8 @@ from sweepgrad.errors import (
 )
 from sweepgrad.grad_mode import mode
 from sweepgrad.graph import process
-from sweepgrad.graph.backward import REPLAY, Arithmetic, backward
-from sweepgrad.graph.node import VARIABLE, Node
+from sweepgrad.graph.backward import Arithmetic, backward
+from sweepgrad.graph.node import VARIABLE, Extra, Node, Rule, nobody
 
 if TYPE_CHECKING:
     from sweepgrad._attached import Attached as _Operators
@@ -38,6 +38,7 @@ else:
     _Operators = object
 
 _registry = process.registry
+_register = process.registry.register
 _dropped = process.registry.dropped.append
 _new: Callable[[Any], "Tensor"] = object.__new__
 
@@ -63,7 +64,9 @@ class Tensor(_Operators):
         """Refuse: tensors come from `asarray` and from operations."""
         raise DTypeError("`Tensor` is not called directly; make one with `sweepgrad.asarray(data, requires_grad=...)`")
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, *, internal: bool = False) -> None:
+        if internal:
+            return
         raise DTypeError("`Tensor` cannot be subclassed; write functions that take tensors instead")
 
     def __del__(self) -> None:
@@ -243,7 +246,7 @@ class Tensor(_Operators):
             RuntimeError: if it is the result of a tracked operation and `requires_grad` is False.
         """
         if requires_grad and self._node is None:
-            _make_variable(self)
+            make_variable(self)
         elif not requires_grad and self._node is not None:
             if not self.is_variable:
                 raise VariableError(
@@ -251,7 +254,7 @@ class Tensor(_Operators):
                     "changed; use `t.detach()`"
                 )
             node, self._node = self._node, None
-            _registry.extra(node).owner = lambda: None  # a graph built before has no gradient for it any more
+            _registry.extra(node).owner = nobody  # a graph built before has no gradient for it any more
             _dropped(node)
         return self
 
@@ -453,10 +456,12 @@ def make(flat: Array | None, array: Array | None, shape: tuple[int, ...], dtype:
     return tensor
 
 
-def wrap(array: Array, node: Node | None = None) -> Tensor:
+def wrap(array: Array) -> Tensor:
     """A tensor around `array`, which nobody else may write to from now on."""
-    dtype = CANONICAL[array.dtype]
-    return make(array.reshape(-1) if array.flags.c_contiguous else None, array, array.shape, dtype, node)
+    flat = None
+    if array.flags.c_contiguous:
+        flat = array if array.ndim == 1 else array.reshape(-1)
+    return make(flat, array, array.shape, CANONICAL[array.dtype], None)
 
 
 def attach(tensor: Tensor, node: Node) -> Tensor:
@@ -483,30 +488,43 @@ def flat(tensor: Tensor) -> Array:
 
 def variable(tensor: Tensor) -> Tensor:
     """A new variable with the elements of `tensor`."""
-    return _make_variable(tensor.detach())
+    return make_variable(tensor.detach())
 
 
-def _make_variable(tensor: Tensor) -> Tensor:
-    if tensor._dtype not in FLOATS:
+def make_variable(tensor: Tensor) -> Tensor:
+    """`tensor` itself, which has no node yet, as a variable."""
+    if tensor._dtype not in _FLOATS:
         raise DTypeError(
             f"`requires_grad` needs a float dtype; found {tensor._dtype}: only float32 and float64 have derivatives"
         )
     node = Node(VARIABLE, (), (), 0, tensor._shape, tensor._dtype)
-    _registry.extra(node).owner = weakref.ref(tensor)
+    node.extra = Extra(weakref.ref(tensor))
     tensor._node = node
-    _registry.register(node)
+    _register(node)
     return tensor
+
+
+def record(result: Tensor, rule: Rule, saved: tuple[Any, ...], links: "Node | tuple[Node, ...]", nbytes: int) -> Tensor:
+    """`result`, new and without a node, as the result of a tracked operation.
+
+    The caller keeps the inputs' tensors, and so the nodes `links`, alive until this returns. The node has its handle
+    before it is registered: if this is interrupted, the tensor drops the node again.
+    """
+    node = Node(rule, saved, links, nbytes, result._shape, result._dtype)
+    result._node = node
+    _register(node)
+    return result
 
 
 def cotangent(result: Tensor, gradient: Any) -> Tensor:
     """`gradient` as a tensor like `result`; ones where it is None and `result` has one element."""
     if gradient is None:
-        if result.size != 1:
+        if result._shape and result.size != 1:
             raise ShapeError(
                 f"`backward` on a tensor of shape {result._shape} needs a `gradient` of that shape; "
                 "only a tensor with one element has a default (reduce it first, for example with `sum()`)"
             )
-        return make(np.ones(1, result._dtype), None, result._shape, result._dtype, None)
+        return make(_ONE[result._dtype], None, result._shape, result._dtype, None)
     if isinstance(gradient, Tensor):
         given = gradient
     else:
@@ -518,6 +536,11 @@ def cotangent(result: Tensor, gradient: Any) -> Tensor:
             ) from error
     _check_like("`gradient`", given, result._shape, result._dtype)
     return given
+
+
+_FLOATS = frozenset(FLOATS)
+_ONE = {dtype: np.ones(1, dtype) for dtype in FLOATS}
+"""The cotangent that a pass begins with, made once, as `np.ones` takes 1.3 us and nobody writes to a tensor's array."""
 
 
 def _accumulate(total: Array, part: Array) -> Array:
@@ -533,7 +556,7 @@ FIRST_ORDER = Arithmetic(
 """A pass whose result is not differentiated again: cotangents are flat arrays, which spares a tensor for each."""
 
 HIGHER_ORDER = Arithmetic(
-    method=REPLAY.method,
+    replays=True,
     # A tensor of its own for each owner: a rule may hand one cotangent to several.
     deliver=lambda node, ct: ct.detach() if ct._node is None else attach(ct, ct._node),
 )
@@ -554,7 +577,7 @@ def _check_like(subject: str, value: object, shape: tuple[int, ...], dtype: DTyp
 
 def _rebuild(array: Array, requires_grad: bool) -> Tensor:
     tensor = wrap(array)
-    return _make_variable(tensor) if requires_grad else tensor
+    return make_variable(tensor) if requires_grad else tensor
 
 
 def _find_handles() -> Mapping[Node, int]:

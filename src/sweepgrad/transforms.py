@@ -14,6 +14,7 @@ from typing import Any, overload
 
 from sweepgrad.dtypes import FLOATS
 from sweepgrad.errors import ArgumentError, DTypeError, ShapeError, SweepgradError
+from sweepgrad.fusion import Fused
 from sweepgrad.grad_mode import enable_grad, mode
 from sweepgrad.graph import process
 from sweepgrad.graph.backward import gradients, reachable
@@ -92,6 +93,10 @@ def _transformed(name: str, f: Callable[..., Any], argnums: int | Sequence[int])
         chosen = [k % len(args) for k in positions]
         if len(set(chosen)) != len(chosen):
             raise ArgumentError(f"`{name}` got argnums={argnums}, which names one of {len(args)} arguments twice")
+        if isinstance(f, Fused) and not kwargs:
+            once = f.value_and_grad(args, chosen)
+            if once is not None:
+                return once[0], (tuple(once[1]) if several else once[1][0])
         for k in chosen:
             inputs[k] = _entered(name, args[k], k)
         with enable_grad():

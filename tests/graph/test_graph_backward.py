@@ -641,3 +641,15 @@ def test_pass_over_a_consumed_ancestor_changes_nothing(registry):
     late = shared * w
     run_backward(shared)
     expect_nothing_changed(registry, late, [x, w], GraphConsumedError())
+
+
+def test_sweep_at_the_end_of_a_pass_reports_orphans_only(registry):
+    x = variable(registry, 2.0)
+    multiply(x, x, nbytes=10)
+    y = multiply(x, x, nbytes=1000)
+    reports = []
+    registry.callbacks.append(lambda phase, info: reports.append((phase, info)))
+    run_backward(y)
+    (_, start), (_, stop) = reports
+    assert start == {"trigger": "backward", "dropped": 1}
+    assert (stop["trigger"], stop["nodes"], stop["bytes"], stop["remaining"]) == ("backward", 1, 10, 0)

@@ -362,3 +362,27 @@ def test_finaliser_within_a_batch_leaves_the_work_to_it(deferred, lock, step):
     deferred.sweep()
     assert entered(deferred) == [1]
     assert stats(deferred).consumed == (2 if step == "pass" else 1)
+
+
+def test_pass_of_a_finaliser_that_consumes_a_node_which_is_being_entered(deferred):
+    """As the collector could run it: in the midst of an entry, which then goes on with the consumed node."""
+
+    class Nodes(dict):
+        then = None
+
+        def __setitem__(self, number, node):
+            then, self.then = self.then, None
+            if then is not None:
+                then()
+            super().__setitem__(number, node)
+
+    deferred.nodes = Nodes()
+    x = variable(deferred, 2.0)
+    deferred.settle()
+    y = x * x
+    deferred.nodes.then = lambda: run_backward(y)
+    deferred.settle()
+    assert x._grad == 4.0
+    deferred.sweep()
+    assert entered(deferred) == [1]
+    assert stats(deferred).consumed == 1

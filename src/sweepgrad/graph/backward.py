@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from sweepgrad.graph.node import VARIABLE, Node
+from sweepgrad.graph.node import VARIABLE, Extra, Node
 from sweepgrad.graph.registry import Registry, consumed_error
 
 
@@ -25,8 +25,8 @@ from sweepgrad.graph.registry import Registry, consumed_error
 class Arithmetic:
     """How a pass computes with cotangents; it never asks what they are."""
 
-    method: Callable[[Node], Callable[[Node, Any, Any], tuple[Any, ...]]] = attrgetter("rule.pullback")
-    """The rule's method to call: `pullback`, or `replay` for a result that can be differentiated again."""
+    replays: bool = False
+    """Whether rules are replayed, for a result that can be differentiated again, or pull back."""
     add: Callable[[Any, Any], Any] = operator.add
     """The sum of two cotangents, as a new one."""
     accumulate: Callable[[Any, Any], Any] = operator.add
@@ -38,7 +38,7 @@ class Arithmetic:
 
 
 PLAIN = Arithmetic()
-REPLAY = Arithmetic(method=attrgetter("rule.replay"))
+REPLAY = Arithmetic(replays=True)
 
 _BY_ID = attrgetter("id")
 
@@ -55,14 +55,18 @@ def backward(
     order = reachable(root)
     owners: dict[Node, Any] = {}
     hooked: list[Node] = []
+    wanted: set[Node] | None = None  # every node, as long as every variable is: each node leads to a variable
     for node in order:
-        if node.extra is not None:
-            if (owner := node.extra.owner()) is not None:
+        extra = node.extra
+        if extra is not None:
+            if (owner := extra.owner()) is not None:
                 owners[node] = owner
-            elif node.extra.hooks:
+            elif extra.hooks:
                 hooked.append(node)
-    targets = {*owners, *hooked}
-    wanted = None if _all_lead(order, targets) else leading(order, targets)
+            elif node.rule is VARIABLE:
+                wanted = set()
+    if wanted is not None:
+        wanted = leading(order, {*owners, *hooked})
     validate(order)
     ran = order if wanted is None else [node for node in order if node in wanted]
     arrived = run(ran, {root: ct}, arithmetic, owners, wanted)
@@ -122,11 +126,6 @@ def validate(order: Iterable[Node]) -> None:
             raise consumed_error(node)
 
 
-def _all_lead(order: list[Node], targets: set[Node]) -> bool:
-    """Whether every variable is wanted: then so is every node, since each leads to a variable."""
-    return sum(node.rule is VARIABLE for node in order) == sum(node.rule is VARIABLE for node in targets)
-
-
 def leading(order: list[Node], targets: set[Node]) -> set[Node]:
     """The nodes through which a cotangent reaches one of `targets`."""
     wanted: set[Node] = set()
@@ -144,22 +143,26 @@ def run(
     wanted: Container[Node] | None,
 ) -> dict[Node, Any]:
     """Push the cotangents `cts` through the nodes of `order`; return those that arrive at the nodes `keep`."""
-    method, add, accumulate = arithmetic.method, arithmetic.add, arithmetic.accumulate
+    replays, add, accumulate = arithmetic.replays, arithmetic.add, arithmetic.accumulate
     arrived = {}
     sums = set()  # nodes whose cotangent this pass added up itself, so that nobody else has it
     for node in order:
         ct = cts.pop(node, None)
         if ct is None:
             continue
-        if node.extra is not None:
-            ct = call_hooks(node, ct, arithmetic)
+        extra = node.extra
+        if extra is not None and extra.hooks:
+            ct = call_hooks(extra, node, ct, arithmetic)
         if node in keep:
             arrived[node] = arithmetic.deliver(node, ct)
         saved = node.saved
         if type(saved) is not tuple:
             raise consumed_error(node)
         links = node.links
-        parts = method(node)(node, saved, ct)
+        if not links:
+            continue
+        rule = node.rule
+        parts = rule.replay(node, saved, ct) if replays else rule.pullback(node, saved, ct)
         for parent, part in zip(links if isinstance(links, tuple) else (links,), parts):  # noqa: B905  # strict costs 0.1 us
             if part is None or (wanted is not None and parent not in wanted):
                 continue
@@ -174,10 +177,9 @@ def run(
     return arrived
 
 
-def call_hooks(node: Node, ct: Any, arithmetic: Arithmetic) -> Any:
+def call_hooks(extra: Extra, node: Node, ct: Any, arithmetic: Arithmetic) -> Any:
     """The cotangent after the node's hooks, in the order in which they were registered."""
-    assert node.extra is not None
-    for hook in tuple(node.extra.hooks.values()):
+    for hook in tuple(extra.hooks.values()):
         changed = hook(arithmetic.deliver(node, ct))
         if changed is not None:
             ct = arithmetic.receive(node, changed)

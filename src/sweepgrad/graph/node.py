@@ -31,10 +31,8 @@ class Gone(str):
     __slots__ = ()
 
 
-class Consumed(Gone):
-    """This node's saved values were used up by a backward pass."""
-
-    __slots__ = ()
+CONSUMED = Gone("consumed")
+"""Stands where a backward pass used up a node's saved values: one for all, as a pass has to store it in each node."""
 
 
 class Unavailable(Gone):
@@ -62,13 +60,17 @@ REMOVED: frozenset["Node"] = frozenset()
 """Stands in `Node.children` once no pass can run through the node: what is computed from it is then released."""
 
 
+def nobody() -> None:
+    """The owner of a node that has none."""
+
+
 class Extra:
-    """What only some nodes have: an owner to receive the gradient, and hooks."""
+    """What only some nodes have, every variable among them: an owner to receive the gradient, and hooks."""
 
     __slots__ = ("hooks", "owner")
 
-    def __init__(self) -> None:
-        self.owner: Callable[[], Any] = lambda: None  # a weak reference: the graph keeps no tensor alive
+    def __init__(self, owner: Callable[[], Any] = nobody) -> None:
+        self.owner = owner  # a weak reference: the graph keeps no tensor alive
         self.hooks: dict[int, Callable[[Any], Any]] = {}
 
 

@@ -21,13 +21,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any
 
 from sweepgrad.errors import ArgumentError, GraphConsumedError
-from sweepgrad.graph.node import REMOVED, VARIABLE, Consumed, Extra, Gone, Node, Unavailable
+from sweepgrad.graph.node import CONSUMED, REMOVED, VARIABLE, Extra, Gone, Node, Unavailable
 from sweepgrad.graph.report import SweepReport, Threshold
 
 log = logging.getLogger("sweepgrad")
@@ -48,17 +47,6 @@ HELP_FACTOR = 4
 """With the daemon running, a registering thread sweeps by itself once the backlog is this many thresholds."""
 
 Callback = Callable[[str, dict[str, Any]], object]
-
-
-@dataclass(slots=True)
-class _Batch:
-    """What one hold of the lock did, and what must die after it."""
-
-    entries: int
-    nodes: int
-    bytes: int
-    more: bool
-    dead: list[Any]
 
 
 class Registry:
@@ -133,7 +121,7 @@ class Registry:
             # The edges first, which can be entered twice, then in one go the counts and the end of the birth: between
             # those lines Python looks for no signal, so an interrupt leaves a node entered or still to be entered.
             node = born[0]
-            if type(node.saved) is Consumed:  # by a backward pass, before anyone asked: nothing to enter
+            if node.saved is CONSUMED:  # by a backward pass, before anyone asked: nothing to enter
                 node.children = REMOVED
                 node.links = ()
                 self.registered += 1
@@ -201,19 +189,22 @@ class Registry:
         self, *, max_nodes: int | None = None, max_seconds: float | None = None, trigger: str = "call"
     ) -> SweepReport:
         """Remove orphans, leaf first, until none is left or a limit is reached."""
+        return SweepReport(*self._sweep(max_nodes, max_seconds, trigger))
+
+    def _sweep(self, max_nodes: int | None, max_seconds: float | None, trigger: str) -> tuple[int, int, float, int]:
+        """The sweep itself; the fields of its report, which takes longer to make than a small sweep."""
         start = self.clock()
         if self.callbacks:
             self._announce("start", {"trigger": trigger, "dropped": len(self.dropped)})
         nodes = freed = 0
         entries = len(self.dropped)  # as many as others drop from now on are for the next sweep, so this one ends
         while max_nodes is None or nodes < max_nodes:
-            limit = BATCH if max_nodes is None else min(BATCH, max_nodes - nodes)
+            limit = BATCH if max_nodes is None or max_nodes - nodes > BATCH else max_nodes - nodes
             with self.lock:
-                batch = self._batch(limit, entries)
-            entries, more = batch.entries, batch.more
-            nodes += batch.nodes
-            freed += batch.bytes
-            del batch  # the arrays die here, outside the lock
+                entries, removed, released, more, dead = self._batch(limit, entries)
+            del dead  # the arrays die here, outside the lock
+            nodes += removed
+            freed += released
             if not more or (max_seconds is not None and self.clock() - start >= max_seconds):
                 break
         seconds = self.clock() - start
@@ -223,18 +214,20 @@ class Registry:
             self.sweep_seconds += seconds
             self.bytes_mark = self.saved_bytes + self.threshold.bytes
             remaining = self._backlog()
-        report = SweepReport(nodes=nodes, bytes=freed, seconds=seconds, remaining=remaining)
         if self.callbacks:
-            self._announce("stop", {"trigger": trigger, **report.as_dict()})
-        return report
+            self._announce("stop", {"trigger": trigger, **SweepReport(nodes, freed, seconds, remaining).as_dict()})
+        return nodes, freed, seconds, remaining
 
     def _backlog(self) -> int:
         return len(self.dropped) + len(self.ready) + len(self.retiring) + len(self.stranded)
 
-    def _batch(self, limit: int, entries: int) -> _Batch:
-        """Take up to `BATCH` steps, up to `entries` of them drops; remove up to `limit` orphans. The lock is held."""
+    def _batch(self, limit: int, entries: int) -> tuple[int, int, int, bool, list[Any]]:
+        """Take up to `BATCH` steps, up to `entries` of them drops; remove up to `limit` orphans. The lock is held.
+
+        Returns what is left of `entries`, nodes and bytes removed, whether there is more, and what is to die unlocked.
+        """
         if self.busy:  # a finaliser sweeps within a sweep of its own thread
-            return _Batch(0, 0, 0, more=False, dead=[])
+            return 0, 0, 0, False, []
         try:
             self.busy = True
             dead: list[Any] = []
@@ -242,8 +235,7 @@ class Registry:
             # Here, since another sweep may have taken the drops that the caller counted: those to be looked at now may
             # be later ones. And first the drops, then the births: a node's children were born before it was dropped.
             entries = min(entries, len(self.dropped))
-            births, steps = self._enter(len(self.born), BATCH)
-            before = self.saved_bytes
+            births, steps = self._enter(len(self.born), BATCH) if self.born else (0, BATCH)
             # Everywhere an entry is taken off its queue only once it is done, and doing it again does no harm: so an
             # interrupt, for which Python looks after each call, loses nothing.
             retiring, stranded, ready, dropped = self.retiring, self.stranded, self.ready, self.dropped
@@ -252,6 +244,7 @@ class Registry:
                 last = len(retiring) - 1
                 self._remove(retiring[last], dead)
                 del retiring[last]
+            before = self.saved_bytes
             while stranded and steps:
                 steps -= 1
                 last = len(stranded) - 1
@@ -265,7 +258,9 @@ class Registry:
                         break
                     entries -= 1
                     node = dropped[0]
-                    if node.handles == 1 and not node.children:
+                    if node.saved is CONSUMED:
+                        dead.append(node)  # gone or going; this may be the last that knows it, and holds its hooks
+                    elif node.handles == 1 and not node.children:
                         ready.append(node)
                     node.handles -= 1
                     dropped.popleft()
@@ -277,7 +272,7 @@ class Registry:
                     self._remove(node, dead)
                 del ready[last]
             more = births > 0 or entries > 0 or bool(ready or retiring or stranded)
-            return _Batch(entries, self.swept - swept, before - self.saved_bytes, more=more, dead=dead)
+            return entries, self.swept - swept, before - self.saved_bytes, more, dead
         finally:
             self.busy = False
 
@@ -286,11 +281,14 @@ class Registry:
         dead.append(node)  # even if it is out: this may be the last that knows it, and its hooks die with it
         if node.id not in self.nodes:
             return
-        self._strand(node)
-        self._unlink(node)
+        if node.children:
+            self._strand(node)
+        node.children = REMOVED
+        if node.links:
+            self._unlink(node)
         saved = node.saved
         dead.append(saved)
-        consumed = type(saved) is Consumed
+        consumed = saved is CONSUMED
         # Read only if a finaliser brings a swept tensor back to life.
         mark = Gone(node.rule.name) if type(saved) is tuple else saved
         # From here on there is no call, so no interrupt.
@@ -307,9 +305,8 @@ class Registry:
     def _strand(self, node: Node) -> None:
         """Queue what was computed from `node`, through which no pass can run any more. The lock is held."""
         children = node.children
-        if children:
-            self.stranded.extend(children if isinstance(children, set) else (children,))  # type: ignore[arg-type]
-            self.with_children -= 1
+        self.stranded.extend(children if isinstance(children, set) else (children,))  # type: ignore[arg-type]
+        self.with_children -= 1
         node.children = REMOVED
 
     def _unlink(self, node: Node) -> None:
@@ -323,7 +320,7 @@ class Registry:
                 children.discard(node)
                 if children:
                     continue
-            if not parent.handles and type(parent.saved) is not Consumed:  # else it is being retired
+            if not parent.handles and parent.saved is not CONSUMED:  # else it is being retired
                 self.ready.append(parent)
             self.with_children -= 1
             parent.children = None
@@ -335,14 +332,13 @@ class Registry:
         if node.id not in self.nodes:
             return  # a pass for which the consumed node did not count has consumed this one since
         if type(node.saved) is tuple:
-            source = Unavailable("an operation")
-            gone = next((parent.saved for parent in node.parents if isinstance(parent.saved, Gone)), source)
             dead.append(node.saved)
-            mark = Gone(gone) if type(gone) is Gone else Unavailable(gone)
-            node.saved = mark
+            node.saved = _descendant_mark(node)
             self.saved_bytes -= node.nbytes
             node.nbytes = 0
-        self._strand(node)
+        if node.children:
+            self._strand(node)
+        node.children = REMOVED
         self._unlink(node)
         if not node.handles:
             self.ready.append(node)
@@ -354,38 +350,46 @@ class Registry:
         meanwhile and nothing was done. Raises GraphConsumedError if another pass consumed a node of `order`.
         """
         ran = [node for node in order if node.rule is not VARIABLE] if consume else []
-        marks = {name: Consumed(name) for name in {node.rule.name for node in ran}}
-        owners, before, after = zip(*totals, strict=True) if totals else ((), (), ())
-        steps = chain(
-            map(setattr, owners, repeat("_grad"), after),
-            map(setattr, ran, repeat("saved"), [marks[node.rule.name] for node in ran]),
-            map(self.retiring.append, reversed(ran)),
-        )
-        sink: deque[None] = deque(maxlen=0)
         kept = [node.saved for node in ran]  # so that no saved value dies, and runs a finaliser, under the lock
+        sink: deque[None] = deque(maxlen=0)
         with self.lock:
-            for node in order:
-                if type(node.saved) is not tuple:
-                    raise consumed_error(node)
-            if any(owner._grad is not old for owner, old in zip(owners, before, strict=True)):
-                return False
-            # One call into C, which allocates nothing: neither a signal handler, and so no KeyboardInterrupt, nor the
-            # collector can come between two of the steps.
-            sink.extend(steps)
+            busy = self.busy
+            try:
+                # So that no finaliser enters a node after it was looked up here. Within a batch of this thread, one
+                # may be half entered, so all are taken for entered.
+                self.busy = True
+                entered = ran if busy else [node for node in ran if node.id in self.nodes]
+                steps = chain(
+                    map(setattr, [owner for owner, _, _ in totals], repeat("_grad"), [new for _, _, new in totals]),
+                    map(setattr, ran, repeat("saved"), repeat(CONSUMED)),
+                    map(self.retiring.append, reversed(entered)),
+                )
+                for node in order:
+                    if type(node.saved) is not tuple:
+                        raise consumed_error(node)
+                for owner, before, _ in totals:
+                    if owner._grad is not before:
+                        return False
+                # One call into C, which allocates nothing: neither a signal handler, and so no KeyboardInterrupt, nor
+                # the collector can come between two of the steps. Nor between the checks and the steps.
+                sink.extend(steps)
+            finally:
+                self.busy = busy
         del kept
         return True
 
     def retire(self) -> None:
         """Remove consumed nodes in batches, then a bounded number of orphans: the end of a backward pass."""
-        self.settle()
-        while self.retiring:
-            with self.lock:
-                if self.busy:  # a finaliser's pass within a sweep of its own thread, which will go on with them
-                    return
-                batch = self._batch(0, 0)
-            del batch
+        if not (self.dropped or self.ready or self.stranded):
+            self.settle()
+            while self.retiring:
+                with self.lock:
+                    if self.busy:  # a finaliser's pass within a sweep of its own thread, which will go on with them
+                        return
+                    dead = self._batch(0, 0)[-1]
+                del dead
         if self.dropped or self.ready or self.stranded:
-            self.sweep(max_nodes=BACKWARD_SWEEP, trigger="backward")
+            self._sweep(BACKWARD_SWEEP, None, "backward")
 
     def _announce(self, phase: str, info: dict[str, Any]) -> None:
         """Call the user's callbacks; one that raises is logged and counted, and ends nothing."""
@@ -413,17 +417,27 @@ class Registry:
         self.lock = threading.RLock()
 
 
+def _descendant_mark(node: Node) -> Gone:
+    """What takes the place of the saved values of `node`, computed from a node that is gone: it names that one."""
+    marks = (
+        Unavailable(parent.rule.name) if parent.saved is CONSUMED else parent.saved
+        for parent in node.parents
+        if isinstance(parent.saved, Gone)
+    )
+    return next(marks, Unavailable("an operation"))
+
+
 def consumed_error(node: Node) -> GraphConsumedError:
     """The error for a backward pass that needs `node`, whose saved values are gone."""
     name, source = node.rule.name, node.saved
-    if type(source) is Gone:
+    if type(source) is Gone and source is not CONSUMED:
         return GraphConsumedError(
             f"`{name}` (node {node.id}) needs the result of `{source}`, which was swept: its tensor was finalised and "
             "then brought back to life; compute the result anew"
         )
     how = (
         "was consumed by an earlier backward pass"
-        if type(source) is Consumed
+        if source is CONSUMED
         else f"was computed from `{source}`, which an earlier backward pass consumed"
     )
     return GraphConsumedError(

@@ -6,10 +6,13 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from sweepgrad.errors import AuditError
-from sweepgrad.graph.node import REMOVED, VARIABLE, Consumed, Node
+from sweepgrad.graph.node import CONSUMED, REMOVED, VARIABLE, Node
 
 if TYPE_CHECKING:
     from sweepgrad.graph.registry import Registry
+
+pool_bytes: Callable[[], int] = int
+"""Bytes idle in the pool of buffers; the pool's module sets it."""
 
 
 def format_bytes(count: float) -> str:
@@ -66,7 +69,7 @@ class GraphStats:
     `saved_bytes` are held for backward; an array that several nodes saved counts at each. `registered`, `consumed`
     and `swept` count nodes since the start, and `registered == nodes + consumed + swept` once queued work is done.
     `peak` is the most nodes at once, `sweeps` and `sweep_seconds` the sweeps so far. `indexes` gives the size of
-    every index that the registry keeps.
+    every index that the registry keeps. `pool_bytes` are held outside the graph, idle, for results to come.
     """
 
     nodes: int
@@ -81,13 +84,15 @@ class GraphStats:
     sweeps: int
     sweep_seconds: float
     indexes: Mapping[str, int]
+    pool_bytes: int = 0
 
     def __str__(self) -> str:
+        idle = f"; {format_bytes(self.pool_bytes)} idle in the pool" if self.pool_bytes else ""
         return (
             f"{count(self.nodes, 'node')} ({count(self.variables, 'variable')}, {self.childless:,} childless), "
             f"{format_bytes(self.saved_bytes)} saved, {self.dropped:,} dropped and waiting; "
             f"{self.registered:,} registered, {self.consumed:,} consumed, {self.swept:,} swept "
-            f"in {self.sweeps:,} sweeps"
+            f"in {self.sweeps:,} sweeps{idle}"
         )
 
 
@@ -127,6 +132,7 @@ def living(nodes: Iterable[Node], dropped: Iterable[Node]) -> set[Node]:
 
 def stats(registry: "Registry") -> GraphStats:
     """The counts of `registry`, read together under its lock."""
+    idle = pool_bytes()  # outside the lock: it takes the pool's
     with registry.lock:
         registry.settle()
         nodes = len(registry.nodes)
@@ -150,6 +156,7 @@ def stats(registry: "Registry") -> GraphStats:
                 "retiring": len(registry.retiring),
                 "stranded": len(registry.stranded),
             },
+            pool_bytes=idle,
         )
 
 
@@ -216,7 +223,7 @@ def _lost(registry: "Registry", dropped: list[Node]) -> list[str]:
     for node in registry.nodes.values():
         if node not in alive and not node.handles and not node.children and node not in queued:
             problems.append(f"{node!r}: an orphan that no sweep would find")
-        if type(node.saved) is Consumed and node not in retiring:
+        if node.saved is CONSUMED and node not in retiring:
             problems.append(f"{node!r}: consumed, and no sweep would remove it")
         if type(node.saved) is tuple and node not in stranded and any(p.children is REMOVED for p in node.parents):
             problems.append(f"{node!r}: computed from a consumed node, and no sweep would release it")

@@ -1,147 +1,203 @@
-"""Compiles kernel source with Numba and keeps the machine code on disk. The only module that executes source.
+"""Hands out compiled kernels, from the cache folder or newly compiled. The only module that executes source.
 
 Guarantees
-- Nothing is compiled before it is called for, and Numba is not imported before that.
+- Nothing is compiled before it is called for. Numba is not imported before that, and not at all for what is in the
+  cache.
 - A kernel comes back as its entry point: a C function that takes exactly the arrays and numbers it was compiled for,
-  checks nothing, and holds the interpreter's lock unless `nogil` was asked for.
-- The cache holds pickles, so its folder is the user's own, closed to others, or it is refused. A damaged entry is
-  rebuilt, and a folder that cannot be written means compiling anew, never a crash.
+  does not look at dtypes or shapes, and holds the interpreter's lock unless `nogil` was asked for.
+- Code is only used by the version of sweepgrad, Numba, Python and NumPy that it was compiled by, from the same source,
+  and on the same kind of processor (a network home has many).
+- A folder that cannot be used means compiling anew in each process; one that others can write to is refused.
 """
 
 import hashlib
 import logging
 import os
-import stat
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from sweepgrad.config import CACHE_DIR, cache_dir
-from sweepgrad.errors import SweepgradError
+from sweepgrad.kernels.cache import Folder, check_private
+from sweepgrad.kernels.loader import Code, Kernel, UnresolvedError, load, target
+
+__all__ = ["COUNTS", "Kernel", "check_private", "compile_kernel", "kept_in"]
 
 log = logging.getLogger("sweepgrad")
 
-Kernel = Callable[..., None]
+COUNTS = {"compiled": 0, "lost": 0, "loaded": 0}
+"""How many kernels this process has compiled, how many of these could not be kept, how many were in the cache."""
+
+# Numba's settings that change what code comes out.
+_SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "CPU_NAME", "CPU_FEATURES", "ENABLE_AVX", "BOUNDSCHECK")
 
 _lock = threading.RLock()  # one compilation at a time: Numba's own lock is global, too
-_kernels: dict[tuple[str, tuple[str, ...], bool], Kernel] = {}
-_state: dict[str, Any] = {"folder": None, "announced": False}
+_kernels: dict[tuple[str, tuple[str, ...], bool], tuple[Kernel, Kernel]] = {}
+_announced: set[str] = set()
 
 
 if hasattr(os, "register_at_fork"):  # a fork waits until no thread is compiling, so the child can
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-def compile_kernel(source: str, signature: Sequence[str], *, nogil: bool = False) -> Kernel:
+def compile_kernel(source: str, signature: Sequence[str], *, nogil: bool = False, distinct: bool = False) -> Kernel:
     """The compiled `kernel` of `source` for arguments of the types `signature`.
 
-    A type is a dtype's name for a number, and `name:1C`, `name:4A` for an array with its dimensions and layout.
+    A type is a dtype's name for a number, and `name:1C`, `name:4A` for an array with its dimensions and layout. The
+    source may import this package's modules `sweepgrad.kernels.*`. With `nogil` and without, it is the same code.
+    `distinct` promises that no array that is written to shares memory with another: with many arrays, a loop would not
+    be vectorised for want of that.
     """
-    key = (source, tuple(signature), nogil)
+    key = (source, tuple(signature), distinct)
     with _lock:
         found = _kernels.get(key)
         if found is None:
-            found = _kernels[key] = _build(*key)
-    return found
+            found = _kernels[key] = _obtain(*key)
+    return found[nogil]
 
 
-def _build(source: str, signature: tuple[str, ...], nogil: bool) -> Kernel:
-    import numba
+def kept_in() -> Path | None:
+    """The folder in which kernels are kept, made if need be; None if they cannot be kept, which is logged.
 
-    njit: Any = numba.njit
-    types = tuple(_numba_type(name) for name in signature)
-    options = {"error_model": "numpy", "nogil": nogil}
-    digest = hashlib.sha256(repr((source, signature, nogil)).encode()).hexdigest()[:32]
-    path = _source_file(f"k{digest}.py", source)
-    # A module that can be imported, since Numba does that when it loads the cache entry, and one for each kernel, since
-    # its name is part of the machine code's symbols.
-    module = sys.modules[f"sweepgrad_kernel_{digest}"] = ModuleType(f"sweepgrad_kernel_{digest}")
-    exec(compile(source, str(path or f"<sweepgrad kernel {digest}>"), "exec"), module.__dict__)
-    kernel = module.kernel
-    if path is not None:
+    Raises:
+        SweepgradError: if other users can write to the folder.
+    """
+    with _lock:
+        folder = _folder()
+        return None if folder is None else folder.path
+
+
+def _obtain(source: str, signature: tuple[str, ...], distinct: bool) -> tuple[Kernel, Kernel]:
+    key = repr((_identity(), source, signature, distinct)).encode()
+    name = f"sweepgrad_{hashlib.sha256(key).hexdigest()[:32]}"
+    folder = _folder()
+    content = folder.read(name, key) if folder is not None else None
+    if content is not None:
         try:
-            dispatcher: Any = njit(types, cache=True, **options)(kernel)
-        except Exception as error:  # a damaged entry can raise anything at all; a real fault raises again below
-            log.info("sweepgrad: the cache entry of %s is not usable (%r) and is rebuilt", path.name, error)
-            for stale in path.parent.glob(f"__pycache__/{path.stem}*"):
-                stale.unlink(missing_ok=True)
+            kernels = load(Code.unpack(name, content))
+        except UnresolvedError as error:
+            log.info("sweepgrad: the kernel %s cannot be loaded (%s) and is compiled anew", name, error)
         else:
-            return dispatcher.overloads[types].entry_point  # type: ignore[no-any-return]
-    dispatcher = njit(types, **options)(kernel)
-    return dispatcher.overloads[types].entry_point  # type: ignore[no-any-return]
+            COUNTS["loaded"] += 1
+            return kernels
+    return _compile(name, key, source, signature, distinct, folder)
 
 
-def _numba_type(name: str) -> Any:
-    import numba
+def _compile(
+    name: str, key: bytes, source: str, signature: tuple[str, ...], distinct: bool, folder: Folder | None
+) -> tuple[Kernel, Kernel]:
+    if "compiling" not in _announced:
+        _announced.add("compiling")
+        place = f"and keeping them in {folder.path}" if folder is not None else "for this process alone"
+        log.info("sweepgrad: compiling kernels %s; `sweepgrad warmup` compiles the common ones ahead", place)
+    scope: dict[str, Any] = {"__name__": name}
+    exec(compile(source, f"<{name}>", "exec"), scope)
+    function = scope["kernel"]
+    COUNTS["compiled"] += 1
+    try:
+        from sweepgrad.kernels.compiler import compile_code
 
-    dtype, _, layout = name.partition(":")
-    array: Any = numba.types.Array
-    scalar: Any = numba.boolean if dtype == "bool" else getattr(numba, dtype)
-    return array(scalar, int(layout[:-1]), layout[-1]) if layout else scalar
-
-
-def _source_file(name: str, source: str) -> Path | None:
-    """The file that stands for `source` in the cache folder, written if new; None where nothing can be kept."""
-    folder = _state["folder"]
+        code = compile_code(name, function, signature, allocates="np.empty" in source, distinct=distinct)
+        kernels = load(code)
+    except Exception as error:
+        return _compile_plainly(function, signature, error)
     if folder is None:
-        folder = _state["folder"] = _open_folder()
-    if folder is False:
-        return None
-    path: Path = folder / name
-    if not path.exists():
-        try:
-            descriptor, temporary = tempfile.mkstemp(dir=folder, suffix=".tmp")
-            with os.fdopen(descriptor, "w") as file:
-                file.write(source)
-            Path(temporary).replace(path)
-        except OSError as error:
-            _announce_no_cache(folder, error)
-            return None
-    return path
+        COUNTS["lost"] += 1
+        return kernels
+    try:
+        folder.write(name, key, code.pack())
+    except OSError as error:
+        COUNTS["lost"] += 1
+        _announce_no_cache(folder.path, error)
+    return kernels
 
 
-def _open_folder() -> Path | bool:
-    """The folder of this sweepgrad, Numba and Python, made if need be; False if there cannot be one."""
+def _compile_plainly(function: Any, signature: tuple[str, ...], error: Exception) -> tuple[Kernel, Kernel]:
+    """By Numba's documented functions alone: for a Numba whose inside is not what `kernels.compiler` expects.
+
+    If the fault is the source's, this raises.
+    """
     import numba
+
+    from sweepgrad.kernels.compiler import numba_type
+
+    COUNTS["lost"] += 1
+    types = tuple(map(numba_type, signature))
+    dispatchers: list[Any] = [numba.njit(types, error_model="numpy", nogil=nogil)(function) for nogil in (False, True)]
+    if "unknown Numba" not in _announced:
+        _announced.add("unknown Numba")
+        log.warning(
+            "sweepgrad: kernels compiled by this Numba (%s) cannot be kept and are compiled anew in each process (%r)",
+            numba.__version__,
+            error,
+        )
+    held, released = (dispatcher.overloads[types].entry_point for dispatcher in dispatchers)
+    return held, released
+
+
+@cache
+def _identity() -> tuple[object, ...]:
+    """All that code depends on beside its source and its types."""
+    return (
+        *_versions(),
+        _sources(),
+        sys.version_info[:2],
+        getattr(sys, "abiflags", ""),
+        object.__basicsize__,
+        *target(),
+        *(f"{name}={os.environ.get(f'NUMBA_{name}')}" for name in _SETTINGS),
+    )
+
+
+@cache
+def _versions() -> tuple[str, str, str, str]:
+    import llvmlite
+    import numpy
 
     from sweepgrad._version import __version__
 
+    numba: Any = sys.modules.get("numba")
+    if numba is not None and hasattr(numba, "__version__"):
+        version = numba.__version__
+    else:  # asked of its metadata, since importing it takes half a second
+        from importlib.metadata import version as version_of
+
+        version = version_of("numba")
+    return __version__, version, llvmlite.__version__, numpy.__version__
+
+
+def _sources() -> str:
+    """A digest of this folder's modules: kernels import some of them."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        text = path.read_bytes()
+        digest.update(b"%b %d\n%b" % (path.name.encode(), len(text), text))
+    return digest.hexdigest()
+
+
+@cache
+def _folder() -> Folder | None:
+    """The folder for code of this identity; None if there cannot be one."""
     base = cache_dir()
-    tag = f"{__version__}-numba{numba.__version__}-{sys.implementation.cache_tag}"
+    own, numba, *_ = _versions()
+    digest = hashlib.sha256(repr(_identity()).encode()).hexdigest()[:12]
     try:
-        base.mkdir(parents=True, exist_ok=True, mode=0o700)
-        check_private(base)
-        folder = base / tag
-        folder.mkdir(exist_ok=True, mode=0o700)
+        return Folder(base, f"{own}-numba{numba}-{sys.implementation.cache_tag}-{digest}")
     except OSError as error:
         _announce_no_cache(base, error)
-        return False
-    return folder
+        return None
 
 
 def _announce_no_cache(folder: Path, error: OSError) -> None:
-    if not _state["announced"]:
-        _state["announced"] = True
+    if "no cache" not in _announced:
+        _announced.add("no cache")
         log.warning(
             "sweepgrad: kernels cannot be kept in %s (%s) and are compiled anew in each process; set %s to a folder "
             "of your own",
             folder,
             error,
             CACHE_DIR,
-        )
-
-
-def check_private(folder: Path) -> None:
-    """Raise SweepgradError if another user owns `folder` or can write into it."""
-    if not hasattr(os, "getuid"):
-        return
-    status = folder.stat()
-    if status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise SweepgradError(
-            f"the cache folder {folder} can be written by other users, and what it holds is executed; "
-            f"close it (chmod 700) or set `{CACHE_DIR}` to a folder of your own"
         )

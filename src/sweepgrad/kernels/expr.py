@@ -90,6 +90,17 @@ def call(op: str, *args: Expr | Scalar) -> Expr:
     return _make(op, exprs, None) if simpler is None else simpler
 
 
+def reduce(kind: str, x: Expr, over: str) -> Expr:
+    """`x` reduced over axes of a loop nest (see `kernels.nest`): `over` is I, J or IJ, `kind` one of `REDUCTIONS`."""
+    return _make("reduce", (x,), f"{kind} {over}")
+
+
+def reduction(expr: Expr) -> tuple[str, str]:
+    """Kind and axes of an expression that `reduce` made."""
+    kind, over = str(expr.value).split()
+    return kind, over
+
+
 def is_const(expr: Expr, value: Scalar | None = None) -> bool:
     """Whether `expr` is a constant, and, if `value` is given, that one."""
     return expr.op == "const" and (value is None or expr.value == value)

@@ -1,8 +1,10 @@
 """How each primitive scalar operation is written for each target: the only place that names a target's functions.
 
 An entry is a template for the arguments' texts. Rows that are not listed are composites: their own function expands
-into these.
+into these. Also how reductions go over elements.
 """
+
+from dataclasses import dataclass
 
 CPU = {
     "add": "({} + {})",
@@ -11,7 +13,7 @@ CPU = {
     "divide": "({} / {})",
     "floor_divide": "({} // {})",
     "remainder": "np.remainder({}, {})",
-    "pow": "({} ** {})",
+    "pow": "f.pow({}, {})",
     "negative": "(-{})",
     "positive": "{}",
     "equal": "({} == {})",
@@ -28,7 +30,8 @@ CPU = {
     "bitwise_or": "({} | {})",
     "bitwise_xor": "({} ^ {})",
     "bitwise_invert": "(~{})",
-    "where": "({1} if {0} else {2})",
+    "where": "p.select({0}, {1}, {2})",
+    "detached": "{}",
     "isnan": "np.isnan({})",
     "isinf": "np.isinf({})",
     "isfinite": "np.isfinite({})",
@@ -38,33 +41,83 @@ CPU = {
     "trunc": "np.trunc({})",
     "round": "np.rint({})",
     "sqrt": "np.sqrt({})",
-    "exp": "np.exp({})",
-    "expm1": "np.expm1({})",
-    "log": "np.log({})",
-    "log1p": "np.log1p({})",
-    "log2": "np.log2({})",
-    "log10": "np.log10({})",
-    "sin": "np.sin({})",
-    "cos": "np.cos({})",
-    "tan": "np.tan({})",
-    "asin": "np.arcsin({})",
-    "acos": "np.arccos({})",
-    "atan": "np.arctan({})",
-    "sinh": "np.sinh({})",
-    "cosh": "np.cosh({})",
-    "tanh": "np.tanh({})",
-    "asinh": "np.arcsinh({})",
-    "acosh": "np.arccosh({})",
-    "atanh": "np.arctanh({})",
-    "atan2": "np.arctan2({}, {})",
-    "hypot": "np.hypot({}, {})",
-    "erf": "math.erf({})",
-    "erfc": "math.erfc({})",
+    "exp": "f.exp({})",
+    "expm1": "f.expm1({})",
+    "log": "f.log({})",
+    "log1p": "f.log1p({})",
+    "log2": "f.log2({})",
+    "log10": "f.log10({})",
+    "sin": "f.sin({})",
+    "cos": "f.cos({})",
+    "tan": "f.tan({})",
+    "asin": "f.asin({})",
+    "acos": "f.acos({})",
+    "atan": "f.atan({})",
+    "sinh": "f.sinh({})",
+    "cosh": "f.cosh({})",
+    "tanh": "f.tanh({})",
+    "asinh": "f.asinh({})",
+    "acosh": "f.acosh({})",
+    "atanh": "f.atanh({})",
+    "atan2": "f.atan2({}, {})",
+    "hypot": "f.hypot({}, {})",
+    "erf": "f.erf({})",
+    "erfc": "f.erfc({})",
+    "sigmoid": "f.sigmoid({})",
+    "softplus": "f.softplus({})",
 }
 
 CPU_INTEGER = CPU | {
+    "pow": "({} ** {})",
     # The processor's division traps at the least integer divided by -1.
     "floor_divide": "(-{0} if {1} == -1 else np.floor_divide({0}, {1}))",
     "remainder": "np.remainder({0}, T(1) if {1} == -1 else {1})",
 }
 """The same where the loop computes in integers."""
+
+LIMITS = {"sin": "f.SIN_LIMIT", "cos": "f.COS_LIMIT", "tan": "f.TAN_LIMIT"}
+"""Largest magnitude of the argument for which the template holds."""
+
+CPU_BEYOND = {name: f"f.{name}_any({{}})" for name in LIMITS}
+"""What holds beyond, with the same bits below, one element at a time."""
+
+
+_ARITHMETIC = ("add", "subtract", "multiply", "negative", "positive", "abs", "floor", "ceil", "trunc", "round")
+_COMPARING = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "isnan", "isinf", "isfinite")
+_LOGICAL = ("logical_and", "logical_or", "logical_xor", "logical_not", "where", "detached")
+_BITS = ("bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_invert")
+
+CHEAP = frozenset(_ARITHMETIC + _COMPARING + _LOGICAL + _BITS)
+"""Operations that take about as long as reading a number from the nearest cache: computed again rather than kept."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """How a reduction goes over elements: templates of the accumulator `{acc}`, the element `{x}`, the `{count}`."""
+
+    start: str
+    step: str
+    finish: str = "{acc}"
+    merge: str = ""
+    """How two accumulators become one, if not by a step with the other as the element."""
+    accumulator: str = "T"
+    """Type of the accumulator: T, the loop's own; A, which is wider for float32; or a dtype's name."""
+
+    def merged(self, acc: str, other: str) -> str:
+        """The text of two accumulators as one."""
+        return (self.merge or self.step).format(acc=acc, x=other)
+
+
+REDUCTIONS = {
+    "sum": Reduction("A(0)", "p.add({acc}, A({x}))", accumulator="A"),
+    "mean": Reduction("A(0)", "p.add({acc}, A({x}))", "{acc} / A({count})", accumulator="A"),
+    "prod": Reduction("A(1)", "p.multiply({acc}, A({x}))", accumulator="A"),
+    "max": Reduction("LOWEST", "p.maximum({acc}, {x})"),
+    "min": Reduction("HIGHEST", "p.minimum({acc}, {x})"),
+    "any": Reduction(
+        "np.int32(0)", "p.either({acc}, {x} != 0)", "{acc} != 0", merge="{acc} | {x}", accumulator="int32"
+    ),
+    "all": Reduction(
+        "np.int32(0)", "p.either({acc}, {x} == 0)", "{acc} == 0", merge="{acc} | {x}", accumulator="int32"
+    ),
+}

@@ -12,7 +12,7 @@ from sweepgrad.dtypes import Array, as_dtype
 from sweepgrad.errors import AxisError, DTypeError, ShapeError
 from sweepgrad.ops.plan import broadcast_shape, unbroadcast
 from sweepgrad.ops.reductions import sum as sum_
-from sweepgrad.ops.shape import astype, expand_dims, matrix_transpose, permute_dims, reshape
+from sweepgrad.ops.shape import astype, expand_dims, permute_dims, reshape
 from sweepgrad.ops.structural import Call, argument, composed, normal_axes, normal_axis, run, structural
 from sweepgrad.tensor import Tensor
 
@@ -20,7 +20,7 @@ from sweepgrad.tensor import Tensor
 def _pair(op: str, x1: Any, x2: Any) -> tuple[Tensor, Tensor]:
     """Both arguments as tensors of their common dtype."""
     a, b = argument(op, x1), argument(op, x2)
-    dtype = as_dtype(op, np.result_type(a._dtype, b._dtype))
+    dtype = a._dtype if a._dtype is b._dtype else as_dtype(op, np.result_type(a._dtype, b._dtype))
     if dtype.kind == "b":
         raise DTypeError(f"`{op}` takes numbers; found bool and bool")
     return (a if a._dtype is dtype else astype(a, dtype)), (b if b._dtype is dtype else astype(b, dtype))
@@ -36,12 +36,18 @@ def _matmul_vjp(ct: Tensor, call: Call) -> list[Tensor | None]:
         wide = expand_dims(wide, axis=-1)
     by_a = by_b = None
     if 0 in call.needed:
-        right = matrix_transpose(b if b.ndim > 1 else expand_dims(b, axis=-1))
+        right = _turned(b if b.ndim > 1 else expand_dims(b, axis=-1))
         by_a = _shaped(run("matmul", [wide, right]), a)
     if 1 in call.needed:
-        left = matrix_transpose(a if a.ndim > 1 else expand_dims(a, axis=0))
+        left = _turned(a if a.ndim > 1 else expand_dims(a, axis=0))
         by_b = _shaped(run("matmul", [left, wide]), b)
     return [by_a, by_b]
+
+
+def _turned(x: Tensor) -> Tensor:
+    """`matrix_transpose` of what is known to be a matrix or several; checking it again takes 2 us."""
+    n = len(x._shape)
+    return run("permute_dims", [x], axes=(1, 0) if n == 2 else (*range(n - 2), n - 1, n - 2))
 
 
 def _shaped(ct: Tensor, like: Any) -> Tensor:
@@ -51,9 +57,10 @@ def _shaped(ct: Tensor, like: Any) -> Tensor:
     return reshape(unbroadcast(ct, ct.shape[-2:]), like.shape)
 
 
+@np.errstate(all="ignore")  # as the kernels, which do not warn of infinities either
 def _matmul(x1: Array, x2: Array) -> Array:
-    with np.errstate(all="ignore"):  # as the kernels, which do not warn of infinities either
-        return np.asarray(np.matmul(x1, x2))
+    product = np.dot if x1.ndim <= 2 and x2.ndim <= 2 else np.matmul  # 0.5 us faster where they are the same
+    return np.asarray(product(x1, x2))
 
 
 @structural(
@@ -86,7 +93,8 @@ def matmul(x1: Any, x2: Any, /) -> Tensor:
             f"`matmul` needs the last axis of x1 as long as the {'second to last' if b.ndim > 1 else 'only'} axis of "
             f"x2; found shapes {a._shape} and {b._shape}"
         )
-    broadcast_shape("matmul", [a._shape[:-2], b._shape[:-2]])
+    if a.ndim > 2 or b.ndim > 2:
+        broadcast_shape("matmul", [a._shape[:-2], b._shape[:-2]])
     return run("matmul", [a, b])
 
 

@@ -2,27 +2,62 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
-from sweepgrad.dtypes import DTYPES, Array
-from sweepgrad.kernels import emit
+from sweepgrad.dtypes import DTYPES, Array, DType
+from sweepgrad.kernels import emit, workers
+from sweepgrad.kernels.buffers import POOLED_FROM, empty
 from sweepgrad.kernels.cpu import Kernel, compile_kernel
-from sweepgrad.kernels.expr import Expr
+from sweepgrad.kernels.emit import Slot, elementwise
+from sweepgrad.kernels.expr import Expr, topological
+from sweepgrad.kernels.nest import BLOCK, Nest, nest
+from sweepgrad.kernels.workers import crew, new_task
 from sweepgrad.tensor import Tensor
 
 LARGE = 1 << 15
 """Elements from which a kernel releases the interpreter's lock: below, handing it over costs more than the loop."""
 
 
-class Loop:
-    """A kernel for one set of expressions, compiled when first needed, once with and once without the lock."""
+SHORT = 16
+"""Rows of at most so many elements are compiled for their length where they are reduced: 3x faster for rows of 8."""
 
-    __slots__ = ("_held", "_outputs", "_released", "_result", "_signature", "_source", "rows")
+_CHUNK = 1 << 15
+"""Elements in a chunk: 10 us or more of work, against 0.1 us to take one."""
+
+_ROWS = 1 << 18, 1 << 10
+"""Most elements and most rows of a chunk with a row of partial results, which have to be combined at the end."""
+
+
+_KEPT = 1024
+"""Sizes for which a loop remembers how it runs."""
+
+
+class _Run(NamedTuple):
+    """How a loop runs for one set of sizes."""
+
+    kernel: Kernel
+    lengths: tuple[int, ...]
+    """The kernel's arguments between its inputs and its arrays."""
+    temporary: Sequence[tuple[Any, DType]]
+    """Shapes and dtypes of arrays that each call needs."""
+    working: Sequence[tuple[int, DType]]
+    """Lengths and dtypes of arrays of which each worker needs one."""
+    outs: Sequence[tuple[Callable[..., Array], int, DType]]
+    """How to make each output, its size and its dtype."""
+    chunks: int
+    """Chunks that workers may take; 0 for a kernel that runs as a whole."""
+
+
+class Loop:
+    """A kernel for one set of expressions, compiled when first needed, in the variants that sizes ask for."""
+
+    __slots__ = ("_build", "_plain", "_plain_source", "_runs", "_variants", "_whole", "kinds", "results")
 
     def __init__(
         self,
@@ -30,45 +65,104 @@ class Loop:
         outputs: Sequence[Expr],
         inputs: Sequence[tuple[str, str, str]],
         dtype: str,
-        result: str,
+        results: str | Sequence[tuple[str, str]],
     ) -> None:
-        """`inputs` are (name, kind, dtype); every output has the dtype `result`."""
-        kinds = "".join(kind for _, kind, _ in inputs)
-        ndim = emit.STRIDED_NDIM
-        layouts = {"s": "", "x": f":{ndim}A"}
-        signature = [name + layouts.get(kind, ":1C") for _, kind, name in inputs]
-        layout = ndim if "x" in kinds else 1
-        self.rows = "r" in kinds or "c" in kinds  # then the kernel takes the rows' length
-        if self.rows:
-            signature.append("int64")
-        self._signature = [*signature, *[f"{result}:{layout}C"] * len(outputs)]
-        self._source = emit.header(title, dtype) + emit.elementwise(
-            outputs, [name for name, _, _ in inputs], kinds, dtype
-        )
-        self._outputs = len(outputs)
-        self._result = DTYPES[result]
-        self._held: Kernel | None = None
-        self._released: Kernel | None = None
+        """`inputs` are (name, kind, dtype), `results` (kind, dtype) for each output or one dtype for all."""
+        self.kinds = "".join(kind for _, kind, _ in inputs)
+        if isinstance(results, str):
+            results = [("v", results)] * len(outputs)
+        self.results = [(kind, DTYPES[name]) for kind, name in results]
+        reduces = any(expr.op == "reduce" for expr in topological(outputs))
+        self._whole = not reduces and all(kind == "v" for kind, _ in results)
+        slots = [Slot(name, kind, of) for name, kind, of in inputs]
+        targets = [(e, Slot(f"o{k}", *result)) for k, (e, result) in enumerate(zip(outputs, results, strict=True))]
+        self._build: Callable[..., Nest] = functools.partial(nest, title, targets, slots, dtype)
+        self._variants: dict[tuple[bool, int | None, bool, bool], tuple[Nest, Kernel]] = {}
+        self._runs: dict[tuple[int, int, int, bool], _Run] = {}
+        self._plain: Kernel | None = None
+        self._plain_source = functools.partial(elementwise, title, targets, slots, dtype)
 
-    def kernel(self, size: int) -> Kernel:
-        """The entry point to use for `size` elements."""
-        if size < LARGE:
-            if self._held is None:
-                self._held = compile_kernel(self._source, self._signature)
-            return self._held
-        if self._released is None:
-            self._released = compile_kernel(self._source, self._signature, nogil=True)
-        return self._released
+    def kernel(self) -> Kernel:
+        """The entry point for few elements where nothing is reduced: takes the inputs and the outputs.
 
-    def new(self, size: int) -> list[Array]:
-        """Arrays for the outputs."""
-        return [np.empty(size, self._result) for _ in range(self._outputs)]
+        Every input is v or s, or x or s.
+        """
+        if self._plain is None:
+            self._plain = compile_kernel(*self._plain_source())
+        return self._plain
 
-    def run(self, size: int, *inputs: Any, row: int = 0) -> list[Array]:
-        """The outputs, new flat arrays of `size` elements, from inputs in the form of their kinds."""
-        outs = self.new(size)
-        self.kernel(size)(*inputs, *((row,) if self.rows else ()), *outs)
-        return outs
+    def run(self, size: int, *inputs: Any, row: int = 0) -> Sequence[Array]:
+        """The outputs, flat, of an elementwise loop over `size` elements, in rows of `row` where inputs are r or c."""
+        return self.over(inputs, row or size, rows=size // row if row else 1)
+
+    def over(
+        self,
+        inputs: Sequence[Any],
+        n: int,
+        *,
+        rows: int = 1,
+        groups: int = 1,
+        outs: Sequence[Array] = (),
+    ) -> Sequence[Array]:
+        """The outputs, flat, from inputs in the form of their kinds: `groups` times `rows` rows of `n` elements.
+
+        `outs` are arrays to be written to instead of new ones; inputs may be among them.
+        """
+        key = (n, rows, groups, not outs)
+        run = self._runs.get(key) or self._prepared(*key)
+        given = outs or [make(size, dtype) for make, size, dtype in run.outs]
+        if not run.chunks:
+            run.kernel(*inputs, *run.lengths, *[np.empty(shape, dtype) for shape, dtype in run.temporary], *given)
+            return given
+        count = crew(groups * rows * n, run.chunks)
+        task = new_task()
+        temporary = [np.empty(shape, dtype) for shape, dtype in run.temporary]
+        temporary += [np.empty((count, length), dtype) for length, dtype in run.working]
+        workers.run(run.kernel, (*inputs, *run.lengths, task, *temporary, *given), task, count)
+        return given
+
+    def _prepared(self, n: int, rows: int, groups: int, distinct: bool) -> _Run:
+        """What runs for these sizes, found once: on few elements it takes longer to find than to run."""
+        key = (n, rows, groups, distinct)
+        size = groups * rows * n
+        sizes = {"v": size, "c": groups * rows, "r": groups * n, "s": groups}
+        outs = []
+        for kind, dtype in self.results:
+            small = sizes[kind] * dtype.itemsize < POOLED_FROM
+            outs.append((np.empty if small else empty, sizes[kind], dtype))
+        if self._whole and size < LARGE and not ("r" in self.kinds or "c" in self.kinds):
+            run = _Run(self.kernel(), (), [], [], outs, 0)
+        else:
+            chunked = size >= LARGE
+            columns = n if n <= SHORT and not self._whole else None
+            made, kernel = self._variant(chunked, columns, n <= BLOCK and not chunked, distinct)
+            if made.flat:
+                rows, n = -(-size // BLOCK), size
+                step = _CHUNK // BLOCK
+            elif any(row for _, row in made.partials):
+                step = max(1, min(_ROWS[0] // max(n, 1), _ROWS[1]))
+            else:
+                step = max(1, _CHUNK // max(n, 1))
+            chunks = groups * max(1, -(-rows // step)) if chunked else groups
+            temporary: list[Any] = [((chunks, n) if row else chunks, DTYPES[dtype]) for dtype, row in made.partials]
+            working = [(length, DTYPES[made.dtype]) for length in [n] * made.work + [BLOCK] * made.blocks]
+            if not chunked:
+                temporary += [((1, length), dtype) for length, dtype in working]
+            lengths = (groups, rows, n, step) if chunked else (groups, rows, n)
+            run = _Run(kernel, lengths, temporary, working, outs, chunks if chunked else 0)
+        if len(self._runs) >= _KEPT:
+            self._runs.clear()
+        self._runs[key] = run
+        return run
+
+    def _variant(self, chunked: bool, columns: int | None, short: bool, distinct: bool) -> tuple[Nest, Kernel]:
+        key = (chunked, columns, short, distinct)
+        found = self._variants.get(key)
+        if found is None:
+            made = self._build(chunked=chunked, columns=columns, short=short)
+            kernel = compile_kernel(made.source, made.signature, nogil=chunked, distinct=distinct)
+            found = self._variants[key] = made, kernel
+        return found
 
 
 def _kind(tensor: Tensor, shape: tuple[int, ...], size: int) -> tuple[str, int]:
@@ -104,9 +198,10 @@ def kinds_of(args: Sequence[Any], shape: tuple[int, ...]) -> tuple[str, int]:
     return kinds, lengths.pop() if lengths else 0
 
 
-def run_strided(loop: Loop, values: Sequence[Any], shape: tuple[int, ...]) -> list[Array]:
+def run_strided(loop: Loop, values: Sequence[Any], shape: tuple[int, ...]) -> Sequence[Array]:
     """The outputs, flat, of a kernel of strided inputs: arrays that broadcast to `shape`, or numbers."""
-    outs = loop.new(math.prod(shape))
+    size = math.prod(shape)
+    outs = [empty(size, dtype) for _, dtype in loop.results]
     views = [np.broadcast_to(value, shape) if isinstance(value, np.ndarray) else value for value in values]
     arrays = [view for view in views if isinstance(view, np.ndarray)]
     lengths, strides = _coalesce(shape, [array.strides for array in arrays])
@@ -115,7 +210,7 @@ def run_strided(loop: Loop, values: Sequence[Any], shape: tuple[int, ...]) -> li
     strides = [[0] * missing + list(own) for own in strides]
     arrays = [as_strided(array, lengths, own) for array, own in zip(arrays, strides, strict=True)]
     targets = [out.reshape(lengths) for out in outs]
-    kernel = loop.kernel(outs[0].size)
+    kernel = loop.kernel()
     lead = len(lengths) - emit.STRIDED_NDIM
     for index in np.ndindex(*lengths[:lead]):  # a single pass unless more axes are left than the kernel has loops
         rest = iter(arrays)

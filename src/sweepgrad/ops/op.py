@@ -19,6 +19,9 @@ from sweepgrad.kernels.expr import Expr, call, const, is_const, symbol, topologi
 OPS: dict[str, Op] = {}
 """Every operation by its public name."""
 
+DEFERRED: dict[type, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {}
+"""Types of arguments on which nothing is computed; called instead with (operation, arguments, parameters)."""
+
 
 @dataclass(eq=False, kw_only=True)
 class Op:
@@ -114,6 +117,8 @@ class Elementwise(Op):
 
         The expansion of `sign`, say, is x itself at 0, and would be differentiated to 1.
         """
+        if self.partials is None:  # differentiated from its expansion, whose operations are primitives
+            return self.derivatives
         _build.whole = True
         try:
             return self._derivatives()
@@ -177,6 +182,9 @@ def evaluate(outputs: Sequence[Expr], values: dict[str, Any], typed: Callable[[A
                 args[first] = typed(args[first])
             results[expr] = OPS[expr.op].function(*args)
     return [results[output] for output in outputs]
+
+
+DEFERRED[Expr] = lambda op, args, params: op.expand(*args)
 
 
 def describe(function: Callable[..., Any]) -> tuple[str, str, int]:

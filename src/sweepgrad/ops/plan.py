@@ -17,17 +17,15 @@ import numpy as np
 from sweepgrad.dtypes import CANONICAL, DTYPES, FLOATS, Array, DType, refused_dtype
 from sweepgrad.errors import DTypeError, ShapeError
 from sweepgrad.grad_mode import mode
-from sweepgrad.graph import process
 from sweepgrad.graph.node import Node
-from sweepgrad.kernels.expr import Expr, symbol, symbols
+from sweepgrad.kernels.expr import symbol, symbols
 from sweepgrad.ops.loop import LARGE, Loop, kinds_of, run_strided
-from sweepgrad.ops.op import OPS, Elementwise, evaluate, reject, scaled
-from sweepgrad.tensor import Tensor, as_array, attach, dense, flat, make, wrap
+from sweepgrad.ops.op import DEFERRED, OPS, Elementwise, evaluate, reject, scaled
+from sweepgrad.tensor import Tensor, as_array, attach, dense, flat, make, record, wrap
 
 BOOL = DTYPES["bool"]
 FLOAT64 = DTYPES["float64"]
 
-_register = process.registry.register
 _empty = np.empty
 
 
@@ -47,7 +45,7 @@ class Plan:
 
     __slots__ = (
         "computed", "dtype", "form", "forward", "grads", "kinds", "loop", "name", "op", "pick", "result",
-        "saved_arrays", "saves", "small", "small_back", "tracked",
+        "saved_size", "saves", "small", "small_back", "tracked",
     )  # fmt: skip
 
     def __init__(self, op: Elementwise, dtype: DType, kinds: str, tracked: tuple[int, ...]) -> None:
@@ -68,7 +66,7 @@ class Plan:
         values = [*op.inputs, "y"]
         self.saves = tuple(k for k, name in enumerate(values) if name in read)
         self.pick = _picker(self.saves, len(values))
-        self.saved_arrays = sum(k == len(kinds) or kinds[k] != "s" for k in self.saves)
+        self.saved_size = dtype.itemsize * sum(k == len(kinds) or kinds[k] != "s" for k in self.saves)
         self.loop: Loop | None = None
         self.small: Any = None  # the two kernels for few elements, once they are compiled
         self.small_back: Any = None
@@ -86,7 +84,8 @@ class Plan:
             dtypes = [*self._input_dtypes(), self.dtype.name]
             inputs = [("ct", whole, self.dtype.name)] + [(names[k], kinds[k], dtypes[k]) for k in self.saves]
             self.loop = Loop(f"{self.name}, backward", self.computed, inputs, self.dtype.name, self.dtype.name)
-            self.small_back = self.loop.kernel(0)
+            if not isinstance(self, BroadcastPlan):
+                self.small_back = self.loop.kernel()
         return self.loop
 
     def pullback(self, node: Node, saved: tuple[Any, ...], ct: Array, /) -> tuple[Array, ...]:
@@ -171,8 +170,8 @@ def unbroadcast(ct: Tensor, shape: tuple[int, ...]) -> Tensor:
     if ct._shape == shape:
         return ct
     lead = len(ct._shape) - len(shape)
-    axes = [*range(lead), *(lead + k for k, length in enumerate(shape) if length == 1 != ct._shape[lead + k])]
-    summed = OPS["sum"].function(ct, axis=tuple(axes), keepdims=True)
+    inner = [lead + k for k, length in enumerate(shape) if length == 1 != ct._shape[lead + k]]
+    summed = OPS["sum"].function(ct, axis=(*range(lead), *inner), keepdims=bool(inner))
     return summed if summed._shape == shape else OPS["reshape"].function(summed, shape)  # type: ignore[no-any-return]
 
 
@@ -188,32 +187,26 @@ def _view(array: Array, shape: tuple[int, ...], dtype: DType) -> Tensor:
 
 def call(op: Elementwise, args: Sequence[Any]) -> Any:
     """`op` on any mixture of tensors, arrays and numbers: promotes, broadcasts, computes, records."""
-    if any(isinstance(arg, Expr) for arg in args):
-        return op.expand(*args)
+    for arg in args:
+        if type(arg) in DEFERRED:
+            return DEFERRED[type(arg)](op, args, {})
     values = [_argument(op.name, arg) for arg in args]
     if op.result == "bool":
         values = _comparable(values)
-    dtype = _common_dtype(op, values)
+    dtype = common_dtype(op, values)
     values = [_converted(op.name, value, BOOL if op.condition and k == 0 else dtype) for k, value in enumerate(values)]
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    if not tensors:  # numbers only
+    if not any([isinstance(value, Tensor) for value in values]):  # noqa: C419  # a generator takes longer
         values[0] = wrap(np.asarray(values[0], BOOL if op.condition else dtype))
-        tensors = [values[0]]
     if op.whole and dtype.kind in "iu":
         return values[0]
-    shape = broadcast_shape(op.name, [tensor._shape for tensor in tensors])
+    shape, size, kinds, row, plain = _layout(op.name, values)
     tracked: tuple[int, ...] = ()
     if op.differentiable and mode.enabled:
-        tracked = tuple(k for k, v in enumerate(values) if isinstance(v, Tensor) and v._node is not None)
+        tracked = tuple([k for k, v in enumerate(values) if isinstance(v, Tensor) and v._node is not None])
         if op.condition and tracked[:1] == (0,):
             tracked = tracked[1:]
-    kinds, row = kinds_of(values, shape)
-    plain = all(isinstance(v, Tensor) is (kind == "v") for v, kind in zip(values, kinds, strict=True)) and all(
-        tensor._shape == shape for tensor in tensors
-    )
     plan = plan_for(op, dtype, kinds, tracked, plain=plain)
     parts = [_part(value, kind) for value, kind in zip(values, kinds, strict=True)]
-    size = math.prod(shape)
     if not size:
         out = _empty(0, plan.result)
     elif "x" in kinds:
@@ -223,23 +216,36 @@ def call(op: Elementwise, args: Sequence[Any]) -> Any:
     if not tracked:
         return make(out, None, shape, plan.result, None)
     saved = plan.pick(*parts, out if "x" not in kinds else out.reshape(shape))
-    nbytes = sum(value.nbytes for value in saved if isinstance(value, np.ndarray))
+    nbytes = sum([value.nbytes for value in saved if isinstance(value, np.ndarray)])
     if not plain:
-        saved = (*saved, row, tuple(v._shape if isinstance(v, Tensor) else () for v in values))
-    node = Node(plan, saved, tuple(values[k]._node for k in tracked), nbytes, shape, dtype)
-    result = make(out, None, shape, dtype, node)
-    _register(node)
-    return result
+        saved = (*saved, row, tuple([v._shape if isinstance(v, Tensor) else () for v in values]))
+    links = tuple([values[k]._node for k in tracked])
+    return record(make(out, None, shape, dtype, None), plan, saved, links if len(links) > 1 else links[0], nbytes)
 
 
-def record(
-    plan: Plan, saved: tuple[Any, ...], parents: Node | tuple[Node, ...], out: Array, shape: tuple[int, ...]
-) -> Tensor:
-    """The result `out` as a tensor with a new node, where nothing was broadcast."""
-    node = Node(plan, saved, parents, plan.saved_arrays * out.nbytes, shape, plan.dtype)
-    result = make(out, None, shape, plan.dtype, node)
-    _register(node)
-    return result
+_Layout = tuple[tuple[int, ...], int, str, int, bool]
+
+_layouts: dict[tuple[tuple[tuple[int, ...], bool] | None, ...], _Layout] = {}
+"""Layouts found so far: to find one takes ten times as long as a small kernel."""
+
+_MOST_LAYOUTS = 4096
+
+
+def _layout(op: str, values: Sequence[Any]) -> _Layout:
+    """The result's shape and size, the inputs' kinds, the length of a row, and whether nothing is broadcast."""
+    key = tuple([(v._shape, v._flat is None) if isinstance(v, Tensor) else None for v in values])
+    found = _layouts.get(key)
+    if found is None:
+        shape = broadcast_shape(op, [part[0] for part in key if part is not None])
+        kinds, row = kinds_of(values, shape)
+        plain = all(
+            kind == "s" if part is None else kind == "v" and part[0] == shape
+            for part, kind in zip(key, kinds, strict=True)
+        )
+        if len(_layouts) >= _MOST_LAYOUTS:
+            _layouts.clear()
+        found = _layouts[key] = shape, math.prod(shape), kinds, row, plain
+    return found
 
 
 def plan_for(
@@ -260,7 +266,7 @@ def plan_for(
     if plan is None:
         plan = op.plans[key] = (Plan if plain else BroadcastPlan)(op, dtype, kinds, tracked)
     if table is not None:
-        plan.small = plan.forward.kernel(0)
+        plan.small = plan.forward.kernel()
         table[dtype] = plan
     return plan
 
@@ -293,11 +299,14 @@ def from_array(op: str, array: Array) -> Tensor:
     return wrap(np.array(array, dtype=CANONICAL[dtype], order="C"))
 
 
-def _common_dtype(op: Elementwise, values: Sequence[Any]) -> DType:
+def common_dtype(op: Elementwise, values: Sequence[Any]) -> DType:
     """The dtype in which `op` computes: NumPy 2's promotion, where Python numbers are weak."""
     if op.condition:
         values = values[1:]
-    dtype = np.result_type(*(value._dtype if isinstance(value, Tensor) else value for value in values))
+    found = [value._dtype if isinstance(value, Tensor) else value for value in values]
+    first = found[0]
+    alike = isinstance(first, np.dtype) and all([other is first for other in found])  # noqa: C419  # as in most calls
+    dtype = first if alike else np.result_type(*found)
     if op.accepts == "bits":
         if dtype.kind == "f":
             raise DTypeError(f"`{op.name}` takes truth values and integers; found {_dtypes(values)}")
@@ -409,9 +418,8 @@ def unary(op: Elementwise) -> Callable[[Any], Any]:
                     plan.small(a, out)
                 else:
                     (out,) = plan.forward.run(size, a)
-                if track:
-                    return record(plan, plan.pick(a, out), parent, out, x._shape)
-                return make(out, None, x._shape, plan.result, None)
+                result = make(out, None, x._shape, plan.result, None)
+                return record(result, plan, plan.pick(a, out), parent, plan.saved_size * size) if track else result
             if x._dtype in quick:
                 plan_for(op, x._dtype, "v", (0,) if track else (), plain=True, table=tracked if track else untracked)
         return call(op, (x,))
@@ -462,9 +470,10 @@ def binary(op: Elementwise, *, unknown: Callable[[str, Any], Any] | None = None)
                         plan.small(a, b, out)
                     else:
                         (out,) = plan.forward.run(size, a, b)
+                    result = make(out, None, shape, plan.result, None)
                     if parents is None:
-                        return make(out, None, shape, plan.result, None)
-                    return record(plan, plan.pick(a, b, out), parents, out, shape)
+                        return result
+                    return record(result, plan, plan.pick(a, b, out), parents, plan.saved_size * size)
                 if dtype in quick:
                     kinds = "vv" if type(x2) is Tensor else "vs"
                     tracked = tuple(k for k, x in enumerate((x1, x2)) if parents and type(x) is Tensor and x._node)

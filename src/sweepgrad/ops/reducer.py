@@ -1,94 +1,132 @@
-"""Runs a reduction: one kernel for any axes, of any strides, in a form that the kernel can walk."""
+"""Runs a reduction over any axes of data with any strides, as loop nests over three axes at most."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from sweepgrad.dtypes import Array, DType
-from sweepgrad.kernels import emit
-from sweepgrad.kernels.cpu import Kernel, compile_kernel
-from sweepgrad.kernels.expr import Expr, Scalar, symbol
-from sweepgrad.ops.loop import LARGE
+from sweepgrad.dtypes import CANONICAL, DTYPES, Array, DType
+from sweepgrad.kernels.expr import reduce, symbol
+from sweepgrad.ops.loop import Loop
+from sweepgrad.tensor import Tensor, make
 
-_element, _left, _right, _count = (symbol(name) for name in "xabn")
-
-
-def lowest(dtype: str) -> Scalar:
-    """What is not greater than anything in `dtype`."""
-    return -math.inf if dtype.startswith("float") else int(np.iinfo(dtype).min)
+_WIDE = {"sum": "float64", "mean": "float64", "prod": "float64"}
+"""The dtype in which float32 is kept between two steps of one reduction."""
 
 
-def highest(dtype: str) -> Scalar:
-    """What is not less than anything in `dtype`."""
-    return math.inf if dtype.startswith("float") else int(np.iinfo(dtype).max)
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How arrays of one shape, strides and dtype are reduced over some axes."""
+
+    order: list[int] | None
+    """The axes in the order in which they lie in memory, so that a transposed array is not copied; None for C order."""
+    steps: list[tuple[Loop, int, int, int]]
+    """Loops, and the elements, rows and groups of each."""
+    count: int | None
+    """By what the last step's sum is divided, for a mean that takes several."""
+    remaining: list[int]
+    """Lengths of the axes that are left, in that order."""
+    back: list[int] | None
+    """Their positions in the result; None if they are in order."""
+    kept: tuple[int, ...]
 
 
 class Reducer:
-    """The kernel of one reduction: how it maps an element, combines two partial results and finishes."""
+    """The loops of one kind of reduction (`kernels.scalars.REDUCTIONS`)."""
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        identity: Scalar | Callable[[str], Scalar],
-        combine: Callable[[Any, Any], Any],
-        mapped: Callable[[Any], Any] = lambda x: x,
-        finish: Callable[[Any, Any], Any] = lambda total, count: total,
-    ) -> None:
-        """The functions are of symbolic scalars, as in a row; `identity` may depend on the dtype."""
-        self.name = name
-        self.identity = identity
-        self.combine: Expr = combine(_left, _right)
-        self.mapped: Expr = mapped(_element)
-        self.finish: Expr = finish(_left, _count)
-        self._kernels: dict[tuple[DType, DType, bool], Kernel] = {}
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._loops: dict[tuple[str, DType, DType], Loop] = {}
+        # Found once for each form of argument: on small arrays this takes five times as long as the reduction itself.
+        self._way = functools.lru_cache(maxsize=1024)(self._find_way)
 
-    def __call__(self, x: Array, axes: tuple[int, ...], keepdims: bool, dtype: DType | None = None) -> Array:
+    def __call__(self, x: Array, axes: tuple[int, ...], keepdims: bool, dtype: DType | None = None) -> Tensor:
         """`x` reduced over `axes`; `dtype` is the result's, by default x's."""
-        shape = x.shape
-        result = x.dtype if dtype is None else dtype
-        if len(axes) == len(shape):
-            out = np.empty(1, result)
-            flat = np.ascontiguousarray(x).reshape(-1)
-            self.kernel(x.dtype, result, nogil=flat.size >= LARGE)(flat, 1, flat.size, 1, out)
-            return out.reshape((1,) * len(shape) if keepdims else ())
-        kept = tuple(k for k in range(len(shape)) if k not in axes)
-        outer, inner = _groups(axes, len(shape))
-        if outer is None:  # the axes are not neighbours: bring them to the end
-            x = np.transpose(x, kept + axes)
-            outer, inner = kept, ()
-        lengths = [math.prod([shape[k] for k in group]) for group in (outer, axes, inner)]
-        out = np.empty(lengths[0] * lengths[2], result)
-        if out.size:
-            flat = np.ascontiguousarray(x).reshape(-1)
-            self.kernel(x.dtype, result, nogil=flat.size >= LARGE)(flat, *lengths, out)
-        return out.reshape([1 if k in axes else m for k, m in enumerate(shape) if keepdims or k not in axes])
+        result = CANONICAL[x.dtype if dtype is None else dtype]
+        way = self._way(x.shape, x.strides, axes, keepdims, x.dtype, result)
+        flat = np.ascontiguousarray(x if way.order is None else x.transpose(way.order)).reshape(-1)
+        for loop, n, rows, groups in way.steps:
+            (flat,) = loop.over([flat], n, rows=rows, groups=groups)
+        if way.count is not None:
+            flat = (flat / way.count).astype(result)
+        if way.back is not None:
+            flat = flat.reshape(way.remaining).transpose(way.back).reshape(-1)
+        return make(flat, None, way.kept, result, None)
 
-    def kernel(self, dtype: DType, result: DType, *, nogil: bool) -> Kernel:
-        """The compiled kernel from `dtype` to `result`."""
-        key = (dtype, result, nogil)
-        found = self._kernels.get(key)
+    def _find_way(
+        self,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        axes: tuple[int, ...],
+        keepdims: bool,
+        dtype: DType,
+        result: DType,
+    ) -> _Way:
+        kept = tuple([1 if k in axes else length for k, length in enumerate(shape) if keepdims or k not in axes])
+        order = sorted(range(len(shape)), key=lambda k: -abs(strides[k]) if shape[k] != 1 else 0)
+        lengths, reduced = [shape[k] for k in order], [k in axes for k in order]
+        steps, count = self._steps(lengths, reduced, dtype, result)
+        remaining = [k for k in order if k not in axes]
+        back = None if remaining == sorted(remaining) else np.argsort(remaining).tolist()
+        plain = order == sorted(order)
+        return _Way(None if plain else order, steps, count, [shape[k] for k in remaining], back, kept)
+
+    def _steps(
+        self, lengths: list[int], reduced: list[bool], dtype: DType, result: DType
+    ) -> tuple[list[tuple[Loop, int, int, int]], int | None]:
+        """From the last group of neighbouring axes that are reduced to the first; and by what to divide at the end."""
+        groups = _groups(lengths, reduced)
+        left = sum(gone for _, gone in groups)
+        kind = "sum" if self.kind == "mean" and left > 1 else self.kind
+        if not left:
+            groups, left = [*groups, (1, True)], 1
+        inner = 1
+        wide = DTYPES[_WIDE[kind]] if kind in _WIDE and dtype == np.float32 else result
+        steps = []
+        while groups:
+            length, gone = groups.pop()
+            if not gone:
+                inner *= length
+                continue
+            left -= 1
+            to = result if not left and kind == self.kind else wide
+            outer = math.prod(length for length, _ in groups)
+            over = "IJ" if inner == outer == 1 else "J" if inner == 1 else "I"
+            sizes = {"IJ": (length, 1, 1), "J": (length, outer, 1), "I": (inner, length, outer)}[over]
+            steps.append((self._loop(kind, over, dtype, to), *sizes))
+            dtype = to
+        if kind == self.kind:
+            return steps, None
+        return steps, math.prod(length for length, gone in zip(lengths, reduced, strict=True) if gone)
+
+    def _loop(self, kind: str, over: str, dtype: DType, result: DType) -> Loop:
+        key = (kind + over, dtype, result)
+        found = self._loops.get(key)
         if found is None:
-            found = self._kernels[key] = self._compile(dtype.name, result.name, nogil)
+            expr = reduce(kind, symbol("x"), over)
+            slot = {"IJ": "s", "J": "c", "I": "r"}[over]
+            found = self._loops[key] = Loop(
+                kind, [expr], [("x", "v", dtype.name)], _computed(dtype, result), [(slot, result.name)]
+            )
         return found
 
-    def _compile(self, dtype: str, result: str, nogil: bool) -> Kernel:
-        accumulator = "float64" if result == "float32" else result
-        identity = self.identity(dtype) if callable(self.identity) else self.identity
-        head = emit.header(self.name, dtype, accumulator)
-        source = head + emit.reduction(self.mapped, identity, self.combine, self.finish)
-        return compile_kernel(source, [f"{dtype}:1C", "int64", "int64", "int64", f"{result}:1C"], nogil=nogil)
+
+def _computed(dtype: DType, result: DType) -> str:
+    """The dtype of the loop: the elements', unless what comes out is a wider float, for a further step."""
+    return result.name if dtype == np.float32 and result == np.float64 else dtype.name
 
 
-def _groups(axes: tuple[int, ...], ndim: int) -> tuple[tuple[int, ...] | None, tuple[int, ...]]:
-    """The axes before and after `axes` if those are neighbours in ascending order; (None, ()) if not."""
-    if not axes:
-        return tuple(range(ndim)), ()
-    low, high = min(axes), max(axes)
-    if tuple(sorted(axes)) != tuple(range(low, high + 1)):
-        return None, ()
-    return tuple(range(low)), tuple(range(high + 1, ndim))
+def _groups(lengths: list[int], reduced: list[bool]) -> list[tuple[int, bool]]:
+    """Neighbouring axes that are all reduced, or all kept, as one; axes of length 1 are left out."""
+    groups: list[tuple[int, bool]] = []
+    for length, gone in zip(lengths, reduced, strict=True):
+        if length == 1:
+            continue
+        if groups and groups[-1][1] is gone:
+            groups[-1] = (groups[-1][0] * length, gone)
+        else:
+            groups.append((length, gone))
+    return groups

@@ -7,58 +7,55 @@ in int64 or uint64; float32 is accumulated in float64.
 from __future__ import annotations
 
 import math
-import operator
 from typing import Any
 
 import numpy as np
 
-from sweepgrad.dtypes import DTYPES, Array, DType, as_dtype
+from sweepgrad.dtypes import CANONICAL, DTYPES, Array, DType, as_dtype
 from sweepgrad.errors import DTypeError, ShapeError
+from sweepgrad.fusion import Fused, fuse, in_float64
 from sweepgrad.ops.elementwise import (
-    bitwise_and,
-    bitwise_or,
     divide,
     equal,
     exp,
+    isfinite,
     log,
-    maximum,
-    minimum,
-    not_equal,
     sqrt,
     square,
     where,
 )
-from sweepgrad.ops.reducer import Reducer, highest, lowest
+from sweepgrad.ops.reducer import Reducer
 from sweepgrad.ops.shape import astype, concat, permute_dims, reshape
 from sweepgrad.ops.structural import Call, argument, composed, normal_axes, normal_axis, run, structural
-from sweepgrad.tensor import Tensor, dense, wrap
+from sweepgrad.tensor import Tensor, make, wrap
 
 Axis = int | tuple[int, ...] | None
 
-_INT64, _UINT64, _FLOAT64, _BOOL = (DTYPES[name] for name in ("int64", "uint64", "float64", "bool"))
+_INT64, _UINT64, _FLOAT32, _FLOAT64, _BOOL = (
+    DTYPES[name] for name in ("int64", "uint64", "float32", "float64", "bool")
+)
 
 
-_sum = Reducer("sum", identity=0, combine=operator.add)
-_mean = Reducer("mean", identity=0, combine=operator.add, finish=operator.truediv)
-_prod = Reducer("prod", identity=1, combine=operator.mul)
-_all = Reducer("all", identity=True, mapped=lambda x: not_equal(x, 0), combine=bitwise_and)
-_any = Reducer("any", identity=False, mapped=lambda x: not_equal(x, 0), combine=bitwise_or)
-# `maximum` keeps a NaN on either side, so one NaN wins over everything.
-_max = Reducer("max", identity=lowest, combine=maximum)
-_min = Reducer("min", identity=highest, combine=minimum)
+_sum = Reducer("sum")
+_mean = Reducer("mean")
+_prod = Reducer("prod")
+_all = Reducer("all")
+_any = Reducer("any")
+_max = Reducer("max")
+_min = Reducer("min")
 
 
-def _repeat(reduced: Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> Array:
+def _repeat(reduced: Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> Tensor:
     """`reduced` repeated along `axes` to `shape`; its own axes of length 1 there are there or not.
 
     Written out, since most consumers want contiguous data, and `np.broadcast_to` alone takes 5 us.
     """
-    out = np.empty(shape, reduced.dtype)
+    flat = np.empty(math.prod(shape), reduced.dtype)
     if reduced.size == 1:
-        out.fill(reduced.item())
+        flat.fill(reduced.item())
     else:
-        out[...] = reduced.reshape([1 if k in axes else n for k, n in enumerate(shape)])
-    return out
+        flat.reshape(shape)[...] = reduced.reshape([1 if k in axes else n for k, n in enumerate(shape)])
+    return make(flat, None, shape, CANONICAL[reduced.dtype], None)
 
 
 @structural(
@@ -87,7 +84,10 @@ def _accumulated(op: str, x: Tensor, dtype: Any) -> DType:
     """The dtype of a sum or product."""
     if dtype is not None:
         return as_dtype(op, dtype)
-    return {"b": _INT64, "i": _INT64, "u": _UINT64}.get(x._dtype.kind, x._dtype)
+    return _WIDE.get(x._dtype.kind, x._dtype)
+
+
+_WIDE = {"b": _INT64, "i": _INT64, "u": _UINT64}
 
 
 _CASES = [
@@ -240,9 +240,30 @@ def var(x: Any, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool
     """
     x = _as_float("var", x)
     axes = normal_axes("var", axis, x.ndim)
-    count = math.prod(x._shape[k] for k in axes) - correction
-    squares = sum(square(x - mean(x, axis=axes, keepdims=True)), axis=axes, keepdims=keepdims)
-    return squares / (count if count > 0 else math.nan)
+    length = math.prod(x._shape[k] for k in axes)
+    count = float(length - correction) if length > correction else math.nan
+    if x._dtype is _FLOAT32 and type(x) is Tensor and x.size and _at_an_end(x, axes):
+        first: Tensor = x.detach()[tuple(slice(1) if k in axes else slice(None) for k in range(x.ndim))]
+        return _var_from(x, first, axes, keepdims=keepdims, length=float(length), count=count)  # type: ignore[no-any-return]
+    return _at_once(_var, x, axes, keepdims=keepdims, count=count)
+
+
+@fuse
+def _var(x: Tensor, axes: tuple[int, ...], *, keepdims: bool, count: float) -> Tensor:
+    return sum(square(x - mean(x, axis=axes, keepdims=True)), axis=axes, keepdims=keepdims) / count
+
+
+@in_float64
+def _var_from(
+    x: Tensor, start: Tensor, axes: tuple[int, ...], *, keepdims: bool, length: float, count: float
+) -> Tensor:
+    """The same in one pass over x, by sums of the distances from one of its elements and of their squares.
+
+    Their difference loses at most as many digits as the number of elements has: in float64, none that float32 has.
+    """
+    distance = x - start
+    total = sum(distance, axis=axes, keepdims=keepdims)
+    return (sum(square(distance), axis=axes, keepdims=keepdims) - total * total / length) / count
 
 
 @composed(like="np.std(x, axis=axis, ddof=correction, keepdims=keepdims)", cases=_SPREAD_CASES)
@@ -320,10 +341,14 @@ def logsumexp(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
     """log(sum(exp(x))) over `axis`, without overflow; -inf for nothing."""
     x = _as_float("logsumexp", x)
     axes = normal_axes("logsumexp", axis, x.ndim)
+    return _at_once(_logsumexp, x, axes, keepdims=keepdims)
+
+
+@fuse
+def _logsumexp(x: Tensor, axes: tuple[int, ...], *, keepdims: bool) -> Tensor:
     top = _top(x, axes)
     result = log(sum(exp(x - top), axis=axes, keepdims=True)) + top
-    kept = tuple(1 if k in axes else n for k, n in enumerate(x._shape) if keepdims or k not in axes)
-    return reshape(result, kept)
+    return reshape(result, tuple(1 if k in axes else n for k, n in enumerate(x.shape) if keepdims or k not in axes))
 
 
 _SOFTMAX_CASES = [([(2, 3)], {"axis": -1}), ([(2, 3, 2)], {"axis": 1}), ([(2, 3)], {"axis": (0, 1)})]
@@ -334,6 +359,11 @@ def softmax(x: Any, /, axis: Axis = -1) -> Tensor:
     """exp(x) divided by its sum over `axis`, without overflow; of the shape of x."""
     x = _as_float("softmax", x)
     axes = normal_axes("softmax", axis, x.ndim)
+    return _at_once(_softmax, x, axes)
+
+
+@fuse
+def _softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     weights = exp(x - _top(x, axes))
     return divide(weights, sum(weights, axis=axes, keepdims=True))
 
@@ -343,16 +373,32 @@ def log_softmax(x: Any, /, axis: Axis = -1) -> Tensor:
     """log(softmax(x)) over `axis`, precise where the softmax is tiny; of the shape of x."""
     x = _as_float("log_softmax", x)
     axes = normal_axes("log_softmax", axis, x.ndim)
+    return _at_once(_log_softmax, x, axes)
+
+
+@fuse
+def _log_softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     shifted: Tensor = x - _top(x, axes)
     return shifted - log(sum(exp(shifted), axis=axes, keepdims=True))
 
 
-def _top(x: Tensor, axes: tuple[int, ...]) -> Tensor:
+def _at_once(f: Fused, x: Tensor, axes: tuple[int, ...], **params: Any) -> Tensor:
+    """`f` as one kernel where it can be: over the last axes, or the first; else as it is."""
+    result: Tensor = (f if _at_an_end(x, axes) else f.plain)(x, axes, **params)
+    return result
+
+
+def _at_an_end(x: Tensor, axes: tuple[int, ...]) -> bool:
+    """Whether `axes` are the first of x's, or the last."""
+    return sorted(axes) in (list(range(len(axes))), list(range(x.ndim - len(axes), x.ndim)))
+
+
+def _top(x: Tensor, axes: tuple[int, ...]) -> Tensor | float:
     """The finite part of x's maximum, as a constant: shifting by it changes no result, so no derivative either."""
     if any_length_zero(x, axes):
-        return wrap(np.zeros([1 if k in axes else n for k, n in enumerate(x._shape)], x._dtype))
-    top = _max(dense(x), axes, True)
-    return wrap(np.where(np.isfinite(top), top, np.zeros((), x._dtype)))
+        return 0.0
+    top = max(x.detach(), axis=axes, keepdims=True)
+    return where(isfinite(top), top, 0.0)
 
 
 def any_length_zero(x: Tensor, axes: tuple[int, ...]) -> bool:

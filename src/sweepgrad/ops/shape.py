@@ -40,6 +40,8 @@ def as_number(op: str, name: str, value: Any) -> Any:
 
 def as_shape(op: str, shape: Any) -> tuple[int, ...]:
     """`shape`, an int or a sequence of ints that are not negative, as a tuple."""
+    if type(shape) is tuple and all([type(n) is int and n >= 0 for n in shape]):  # noqa: C419  # a generator takes longer
+        return shape
     values = shape if isinstance(shape, (tuple, list)) else (shape,)
     found = tuple(as_integer(op, "shape", value) for value in values)
     if any(n < 0 for n in found):
@@ -65,7 +67,7 @@ def astype(x: Any, /, dtype: Any, *, copy: bool = True) -> Tensor:
 
 
 @structural(
-    forward=lambda x, shape: np.reshape(x, shape),
+    forward=lambda x, shape: x.reshape(shape),
     vjp=lambda ct, call: [reshape(ct, call.inputs[0].shape)],
     like="np.reshape(x, shape)",
     cases=[([(2, 3)], {"shape": (3, 2)}), ([(4,)], {"shape": (2, -1)}), ([(1, 1)], {"shape": ()})],
@@ -95,7 +97,7 @@ def reshape(x: Any, /, shape: Any, *, copy: bool | None = None) -> Tensor:
 
 
 @structural(
-    forward=np.transpose,
+    forward=lambda x, axes: x.transpose(axes),
     vjp=lambda ct, call: [permute_dims(ct, tuple(np.argsort(call.params["axes"]).tolist()))],
     like="np.transpose(x, axes)",
     cases=[([(2, 3, 4)], {"axes": (2, 0, 1)}), ([(2, 3)], {"axes": (1, 0)})],

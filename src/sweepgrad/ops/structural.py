@@ -1,9 +1,9 @@
 """Operations that declare their own rule: library calls, changes of shape, indexing.
 
-A structural operation is two functions. `forward` maps arrays and parameters to an array; `vjp(ct, call)` maps a
-cotangent to the inputs' cotangents, with tensor operations, so that one rule serves every order of derivative. `call`
-gives the rule the inputs (tensors where the operation saves them, otherwise their shape and dtype), the output if it is
-saved, and the parameters.
+A structural operation is two functions. `forward` maps arrays and parameters to an array, or to a new tensor where it
+has the data as tensors keep it. `vjp(ct, call)` maps a cotangent to the inputs' cotangents, with tensor operations, so
+that one rule serves every order of derivative. `call` gives the rule the inputs (tensors where the operation saves
+them, otherwise their shape and dtype), the output if it is saved, and the parameters.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sweepgrad.dtypes import CANONICAL, Array, DType
+from sweepgrad.dtypes import Array, DType
 from sweepgrad.errors import AxisError, DTypeError
 from sweepgrad.grad_mode import mode
-from sweepgrad.graph import process
 from sweepgrad.graph.node import Node
-from sweepgrad.ops.op import OPS, Op, describe, reject
+from sweepgrad.ops.op import DEFERRED, OPS, Op, describe, reject
 from sweepgrad.ops.plan import from_array
-from sweepgrad.tensor import Tensor, as_array, attach, dense, flat, make, wrap
-
-_register = process.registry.register
+from sweepgrad.tensor import Tensor, as_array, attach, dense, flat, make, record, wrap
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,7 +46,7 @@ class Call:
 
     __slots__ = ("inputs", "needed", "output", "params")
 
-    def __init__(self, inputs: Sequence[Any], output: Any, params: dict[str, Any], needed: tuple[int, ...]) -> None:
+    def __init__(self, inputs: Sequence[Any], output: Any, params: dict[str, Any], needed: Sequence[int]) -> None:
         self.inputs = inputs
         self.output = output
         self.params = params
@@ -73,61 +70,68 @@ class Composed(Op):
 class Structural(Composed):
     """An operation with its own forward function and rule; it is the rule of its nodes."""
 
-    forward: Callable[..., Array]
+    forward: Callable[..., Array | Tensor]
+    """From arrays and parameters: an array, or a new plain tensor where the data is at hand as tensors keep it."""
     vjp: Vjp | None
     """Cotangents of all inputs, or None for an operation without a derivative."""
     saves: tuple[int, ...] = ()
     """Positions of the inputs whose elements the rule reads."""
     saves_output: bool = False
 
-    def __call__(self, tensors: Sequence[Tensor], **params: Any) -> Tensor:
+    def compute(self, tensors: Sequence[Tensor], params: dict[str, Any]) -> Tensor:
         """Compute, and record if an input is tracked."""
-        result = np.asarray(self.forward(*map(dense, tensors), **params))
-        if self.vjp is None or not mode.enabled:
-            return wrap(result)
-        needed = tuple(k for k, tensor in enumerate(tensors) if tensor._node is not None)
-        if not needed or result.dtype.kind != "f":
-            return wrap(result)
+        found = self.forward(*[dense(tensor) for tensor in tensors], **params)
+        result = found if type(found) is Tensor else wrap(np.asarray(found))
+        if not mode.enabled or self.vjp is None or result._dtype.kind != "f":
+            return result
+        for tensor in tensors:
+            if tensor._node is not None:
+                return self._recorded(result, tensors, params)
+        return result
+
+    def _recorded(self, result: Tensor, tensors: Sequence[Tensor], params: dict[str, Any]) -> Tensor:
         # What is saved are tensors without a node, so nothing that the graph holds keeps a handle alive.
-        inputs = tuple(
-            tensor.detach() if k in self.saves else Spec(tensor._shape, tensor._dtype)
-            for k, tensor in enumerate(tensors)
-        )
-        output = wrap(result) if self.saves_output else None
-        nbytes = sum(tensors[k].nbytes for k in self.saves) + (result.nbytes if self.saves_output else 0)
-        parents = tuple(tensors[k]._node for k in needed)
-        dtype = CANONICAL[result.dtype]
-        node = Node(self, (inputs, output, params, needed), parents, nbytes, result.shape, dtype)  # type: ignore[arg-type]
-        tensor = wrap(result, node)
-        _register(node)
-        return tensor
+        inputs: list[Tensor | Spec] = []
+        links: list[Node] = []
+        needed: list[int] = []
+        nbytes, output = 0, None
+        for k, tensor in enumerate(tensors):
+            if (node := tensor._node) is not None:
+                links.append(node)
+                needed.append(k)
+            if k in self.saves:
+                inputs.append(tensor.detach())
+                nbytes += tensor.nbytes
+            else:
+                inputs.append(Spec(tensor._shape, tensor._dtype))
+        if self.saves_output:
+            output = result.detach()
+            nbytes += result.nbytes
+        saved = (Call(inputs, output, params, needed),)
+        return record(result, self, saved, links[0] if len(links) == 1 else tuple(links), nbytes)
 
     def pullback(self, node: Node, saved: Any, ct: Array, /) -> tuple[Array | None, ...]:
         """Cotangents of the tracked inputs, flat."""
-        inputs, output, params, needed = saved
-        tensor = make(ct, None, node.shape, node.dtype, None)
-        cts = self._run(tensor, Call(inputs, output, params, needed))
-        return tuple([None if one is None else flat(one) for one in cts])
+        (call,) = saved
+        cts = self.vjp(make(ct, None, node.shape, node.dtype, None), call)  # type: ignore[misc]
+        return tuple([None if (one := cts[k]) is None else flat(one) for k in call.needed])
 
     def replay(self, node: Node, saved: Any, ct: Tensor, /) -> tuple[Tensor | None, ...]:
         """The same, with the saved tensors as handles on the nodes that they were."""
-        inputs, output, params, needed = saved
-        nodes = dict(zip(needed, node.parents, strict=True))
+        (call,) = saved
+        nodes = dict(zip(call.needed, node.parents, strict=True))
         handles = [
             attach(value, nodes[k]) if k in nodes and isinstance(value, Tensor) else value
-            for k, value in enumerate(inputs)
+            for k, value in enumerate(call.inputs)
         ]
-        return self._run(ct, Call(handles, None if output is None else attach(output, node), params, needed))
-
-    def _run(self, ct: Tensor, call: Call) -> tuple[Tensor | None, ...]:
-        assert self.vjp is not None
-        cts = self.vjp(ct, call)
+        output = None if call.output is None else attach(call.output, node)
+        cts = self.vjp(ct, Call(handles, output, call.params, call.needed))  # type: ignore[misc]
         return tuple([cts[k] for k in call.needed])
 
 
 def structural(
     *,
-    forward: Callable[..., Array],
+    forward: Callable[..., Array | Tensor],
     vjp: Vjp | None,
     like: str,
     cases: Sequence[Any],
@@ -169,9 +173,11 @@ def composed(*, like: str, cases: Sequence[Any], listed: bool = False) -> Callab
 
 def run(name: str, tensors: Sequence[Tensor], **params: Any) -> Tensor:
     """Call the structural operation `name`."""
-    row: Any = OPS[name]
-    result: Tensor = row(tensors, **params)
-    return result
+    row: Structural = OPS[name]  # type: ignore[assignment]
+    for tensor in tensors:
+        if type(tensor) in DEFERRED:
+            return DEFERRED[type(tensor)](row, tensors, params)  # type: ignore[no-any-return]
+    return row.compute(tensors, params)
 
 
 def argument(op: str, value: Any) -> Tensor:
@@ -195,10 +201,13 @@ def normal_axis(op: str, axis: Any, ndim: int) -> int:
     return index % ndim if ndim else index
 
 
+_EVERY_AXIS = [tuple(range(ndim)) for ndim in range(65)]  # as many as NumPy allows; made anew, one takes 0.2 us
+
+
 def normal_axes(op: str, axis: Any, ndim: int) -> tuple[int, ...]:
     """`axis` (None for all, an int or a tuple) as a tuple of axes counted from the front, each once."""
     if axis is None:
-        return tuple(range(ndim))
+        return _EVERY_AXIS[ndim]
     axes = tuple(normal_axis(op, one, ndim) for one in (axis if isinstance(axis, (tuple, list)) else (axis,)))
     if len(set(axes)) != len(axes):
         raise AxisError(f"`{op}` got axis {axis}, which names an axis twice")

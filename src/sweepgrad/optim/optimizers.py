@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sweepgrad.dtypes import Array
+from sweepgrad.dtypes import Array, DType
 from sweepgrad.errors import ArgumentError, DTypeError, VariableError
+from sweepgrad.graph import process
 from sweepgrad.kernels.expr import Expr, call, symbol
 from sweepgrad.ops.loop import Loop
 from sweepgrad.tensor import Tensor, flat
@@ -49,7 +50,7 @@ class Optimizer:
         self.lr = lr
         self.steps = [0] * len(self.params)
         self._state: list[tuple[Array, ...] | None] = [None] * len(self.params)
-        self._loops: dict[str, Loop] = {}
+        self._loops: dict[DType, Loop] = {}
 
     @property
     def lr(self) -> float:
@@ -73,25 +74,34 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Set the gradient of every parameter to None."""
-        for param in self.params:
-            param.grad = None
+        before = [param._grad for param in self.params]  # which die after the lock was let go
+        with process.registry.lock:
+            for param in self.params:
+                param._grad = None
+        del before
 
     def step(self) -> None:
         """Update every parameter that has a gradient."""
+        counted = 0
+        numbers: tuple[float, ...] = ()
         for k, param in enumerate(self.params):
-            gradient = param.grad
+            gradient = param._grad
             if gradient is None:
                 continue
             self.steps[k] += 1
-            numbers = self.numbers(self.steps[k])
+            if self.steps[k] != counted:  # mostly all parameters have been updated as often
+                counted = self.steps[k]
+                numbers = self.numbers(counted)
+            dtype = param._dtype
+            old = flat(param)
             state = self._state[k]
             if state is None:
-                state = self._state[k] = tuple(np.zeros(param.size, param.dtype) for _ in self.state_names)
-            updated = np.empty(param.size, param.dtype)
-            loop = self._loops.get(param.dtype.name)
+                state = self._state[k] = tuple(np.zeros(old.size, dtype) for _ in self.state_names)
+            updated = np.empty(old.size, dtype)
+            loop = self._loops.get(dtype)
             if loop is None:
-                loop = self._loops[param.dtype.name] = self._loop(param.dtype.name)
-            loop.kernel(updated.size)(flat(param), flat(gradient), *state, *numbers, updated, *state)
+                loop = self._loops[dtype] = self._loop(dtype.name)
+            loop.over([old, flat(gradient), *state, *numbers], old.size, outs=[updated, *state])
             param._replace(updated)
 
     def _loop(self, dtype: str) -> Loop:

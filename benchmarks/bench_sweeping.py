@@ -1,11 +1,16 @@
-"""What sweeping costs: per orphan, and whether it depends on the size of the live graph."""
+"""Sweeping
+
+What one `sweep()` costs that removes 10,000 orphans, in chains of ten, and whether that depends on the size of the live
+graph.
+"""
 
 import gc
+import json
 import time
 from statistics import median
 
 import sweepgrad as sg
-from benchmarks.harness import table
+from benchmarks.measure import process, table
 
 ORPHANS, LIVE, ROUNDS = 10_000, 1_000_000, 21
 
@@ -27,8 +32,8 @@ def sweep_orphans():
     return seconds
 
 
-def report():
-    """The section of this module."""
+def run():
+    """Seconds of both kinds of sweep, by round, in this process."""
     sg.graph.set_threshold(nodes=10 * ORPHANS)  # so that building does not sweep
     held = []
 
@@ -47,16 +52,19 @@ def report():
         with_none += [sweep_orphans() for _ in range(ROUNDS // 3)]
         grow()
         with_many += [sweep_orphans() for _ in range(ROUNDS // 3)]
-    gc.unfreeze()
+    return {"none": with_none, "many": with_many}
+
+
+def bench_sweeping(benchmark, section):
+    found = benchmark.pedantic(process("-m", "benchmarks.bench_sweeping"))
+    with_none, with_many = found["none"], found["many"]
     ratio = median(b / a for a, b in zip(with_none, with_many, strict=True))
     rows = [
         ["none", f"{median(with_none) * 1e3:.2f}", f"{median(with_none) / ORPHANS * 1e6:.2f}", ""],
         [f"{LIVE:,}", f"{median(with_many) * 1e3:.2f}", f"{median(with_many) / ORPHANS * 1e6:.2f}", f"{ratio:.2f}"],
     ]
-    return "\n\n".join(
-        [
-            "## Sweeping",
-            f"{ORPHANS:,} orphans, in chains of ten, swept by one `sweep()`:",
-            table(rows, ["live nodes besides", "ms", "us per orphan", "ratio"]),
-        ]
-    )
+    section.tables.append(table(rows, ["live nodes besides", "ms", "us per orphan", "ratio"]))
+
+
+if __name__ == "__main__":
+    print(json.dumps(run()))

@@ -1,0 +1,365 @@
+"""`fuse`: a whole function as one kernel, and its derivative as another.
+
+A function is traced once for each combination of its arguments' shapes and dtypes, and of the arguments that are not
+tensors, arrays or floats; what it computes then is a `Program`. Kernels depend on ranks and on the pattern of
+broadcasting only, so a new length compiles nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, overload
+
+import numpy as np
+
+from sweepgrad.dtypes import DTYPES, FLOATS, DType
+from sweepgrad.errors import DTypeError, FuseError
+from sweepgrad.grad_mode import no_grad
+from sweepgrad.kernels.expr import Expr, reduction, symbol, symbols, topological
+from sweepgrad.ops.plan import from_array
+from sweepgrad.ops.program import UNREAD, Place, Program, Space, place, rebuilt, size
+from sweepgrad.ops.traced import NeedsValue, Number, Trace, Traced, refuse, traced
+from sweepgrad.tensor import Tensor, as_array, flat, make
+
+_KEPT = 256
+"""Traces that a fused function keeps, the newest: a loop over ever new shapes would fill memory."""
+
+
+@overload
+def fuse(f: Callable[..., Any], *, fallback: bool = False) -> Fused: ...
+@overload
+def fuse(f: None = None, *, fallback: bool = False) -> Callable[[Callable[..., Any]], Fused]: ...
+def fuse(f: Callable[..., Any] | None = None, *, fallback: bool = False) -> Any:
+    """Let `f` run as one kernel, and its derivative as another. A function, or a decorator.
+
+    The first call for new shapes or dtypes traces `f`: it runs once, with tensors that have no elements yet. Tensors,
+    arrays and floats among the arguments, also in lists, tuples and dictionaries, are inputs of the kernel; everything
+    else is fixed at tracing, as is what `f` reads from outside, such as a global number. Elementwise results are the
+    same, bit for bit, as those of `f` itself.
+
+    Args:
+        f: a function of tensors, made of elementwise operations and reductions over the last axes, the first, or all,
+            that returns a tensor, or a tuple or list of tensors.
+        fallback: run `f` as it is, after one warning, where it cannot be fused, rather than raise an error.
+
+    Returns:
+        A function of the same arguments. Its results are each one node of the graph, which saves the arguments alone.
+
+    Raises:
+        TypeError: from the returned function (`FuseError`), where `f` has something that one kernel cannot do: matrix
+            products, a Python `if` on a tensor's elements, tensors that are not arguments. It names operation and line.
+
+    Example:
+        >>> import sweepgrad as sg
+        >>> @sg.fuse
+        ... def loss(x, y):
+        ...     return sg.sum(sg.exp(-(x * x)) * y)
+        >>> loss(sg.asarray([0.0, 1.0]), sg.asarray([1.0, 0.0]))
+        Tensor(1.)
+    """
+    if f is None:
+        return functools.partial(fuse, fallback=fallback)
+    if not callable(f):
+        raise DTypeError(f"`fuse` needs a function; found {type(f).__name__}")
+    return Fused(f, fallback)
+
+
+def in_float64(f: Callable[..., Any]) -> Fused:
+    """`f`, fused, with everything between its arguments and its result in float64."""
+    return Fused(f, False, wide=True)
+
+
+class _Form:
+    """How a traced function's results are put together: a tensor, or a tuple or list."""
+
+    def __init__(self, program: Program, kind: type | None) -> None:
+        self.program = program
+        self.kind = kind
+        self.recipes: list[Number] = []
+
+    def built(self, results: list[Tensor]) -> Any:
+        return results[0] if self.kind is None else self.kind(results)
+
+
+class Fused:
+    """A function that `fuse` made; call it like the function itself."""
+
+    def __init__(self, f: Callable[..., Any], fallback: bool, *, wide: bool = False) -> None:
+        """With `wide`, everything is computed in float64, whatever the dtype of arguments and results."""
+        functools.update_wrapper(self, f)
+        self.__name__: str = getattr(f, "__name__", type(f).__name__)
+        self._f = f
+        self._fallback = fallback
+        self._wide = wide
+        self._forms: dict[Any, _Form | None] = {}
+        self._fixed: frozenset[int] = frozenset()  # positions of floats whose values the function asks for
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"<fused {getattr(self._f, '__qualname__', self._f)}>"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        leaves, form = self._prepared(args, kwargs)
+        if form is None:  # also within another function that is being traced
+            return self._f(*args, **kwargs)
+        tensors = _tensors(leaves)
+        return form.built(form.program(tensors, [recipe.value(leaves) for recipe in form.recipes]))
+
+    @property
+    def plain(self) -> Callable[..., Any]:
+        """The function as it was."""
+        return self._f
+
+    def value_and_grad(self, args: Sequence[Any], argnums: Sequence[int]) -> tuple[Tensor, list[Tensor]] | None:
+        """The value, which must have one element, and its gradients by some of `args`, in one pass; nothing is tracked.
+
+        None where that takes more than one kernel: an argument is tracked, or is no array of floats, or `f` is not
+        fused.
+        """
+        if any(isinstance(arg, (list, tuple, dict)) for arg in args):
+            return None
+        leaves, form = self._prepared(tuple(args), {})
+        if form is None or form.kind is not None or size(form.program.outputs[0][1].shape) != 1:
+            return None
+        tensors = _tensors(leaves)
+        order = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        if any(t._node is not None for t in tensors) or any(k not in order for k in argnums):
+            return None
+        wanted = tuple(order.index(k) for k in argnums)
+        program = form.program.derivative(wanted, value=True)
+        outs = program.run([flat(t) for t in tensors], [recipe.value(leaves) for recipe in form.recipes])
+        made = [make(out, None, of.shape, of.dtype, None) for out, (_, of) in zip(outs, program.outputs, strict=True)]
+        return made[0], made[1:]
+
+    def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], _Form | None]:
+        """The arguments' leaves, and what is to be done with them."""
+        leaves: list[Any] = []
+        key = (_structure(args, leaves, self._fixed), _structure(kwargs, leaves, self._fixed) if kwargs else None)
+        if any(type(leaf) is Traced for leaf in leaves):
+            return leaves, None
+        for _ in range(2 + len(leaves)):
+            try:
+                return leaves, self._forms[key]
+            except KeyError:
+                pass
+            except TypeError as error:
+                raise DTypeError(
+                    f"`{self.__name__}` is fused and got an argument that is not hashable: {error}"
+                ) from None
+            try:
+                form: _Form | None = self._traced(args, kwargs, leaves)
+            except NeedsValue as needed:
+                with self._lock:
+                    self._fixed |= needed.numbers
+                leaves = []
+                key = (
+                    _structure(args, leaves, self._fixed),
+                    _structure(kwargs, leaves, self._fixed) if kwargs else None,
+                )
+                continue
+            except FuseError as error:
+                if not self._fallback:
+                    raise
+                warnings.warn(f"{self!r} runs as it is: {error}", RuntimeWarning, stacklevel=3)
+                form = None
+            with self._lock:
+                while len(self._forms) >= _KEPT:
+                    del self._forms[next(iter(self._forms))]
+                self._forms[key] = form
+        raise AssertionError("tracing does not come to an end")
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> _Form:
+        """Run the function on traced tensors."""
+        tensors = _tensors(leaves)
+        dtype = _float_dtype(self.__name__, tensors)
+        computed = DTYPES["float64"] if self._wide else dtype
+        trace = Trace(computed)
+        inputs: list[Traced] = []
+        stand_ins: list[Any] = []
+        for k, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor):
+                axes = tuple(map(trace.label, leaf._shape))
+                inputs.append(
+                    traced(
+                        trace,
+                        symbol(f"x{len(inputs)}"),
+                        leaf._shape,
+                        axes,
+                        computed if leaf._dtype is dtype else leaf._dtype,
+                    )
+                )
+                stand_ins.append(inputs[-1])
+            else:
+                stand_ins.append(Number(("argument", k)))
+        rest = iter(stand_ins)
+        given = _filled(args, rest, self._fixed, [0]), _filled(kwargs, rest, self._fixed, [len(leaves)])
+        with no_grad():
+            value = self._f(*given[0], **given[1])
+        kind = type(value) if type(value) in (tuple, list) else None
+        results = list(value) if kind else [value]
+        for result in results:
+            if type(result) is not Traced:
+                raise refuse(
+                    self.__name__, f"it returned {type(result).__name__}, not a tensor computed from its arguments"
+                )
+        program = _program(self.__name__, trace, dtype, inputs, results)
+        form = _Form(program, kind)
+        form.recipes = list(trace.numbers.values())
+        return form
+
+
+def _program(name: str, trace: Trace, dtype: DType, inputs: Sequence[Traced], results: Sequence[Traced]) -> Program:
+    """The program of a trace, for floats of `dtype`: labels become axes of a space, which is cut into I and J."""
+    exprs = [result.expr for result in results]
+    read = symbols(exprs)
+    found = [tuple(trace.find(label) for label in one.axes if label is not None) for one in (*inputs, *results)]
+    for k in range(len(inputs)):
+        if f"x{k}" not in read:
+            found[k] = ()
+    for labels in found:
+        if len(set(labels)) != len(labels):
+            raise refuse(name, "one tensor is walked along two of its axes at once, as x * x.T does")
+    sums = {
+        expr: {trace.find(int(k)) for k in reduction(expr)[1].split(".")}
+        for expr in topological(exprs)
+        if expr.op == "reduce"
+    }
+    order = _ordered(found[: len(inputs)], {label for labels in (*found, *sums.values()) for label in labels})
+    cut = _cut(name, order, found, list(sums.items()))
+    position = {label: k for k, label in enumerate(order)}
+    lengths = tuple(trace.lengths[label] for label in order)
+    places = [
+        place(
+            one._shape,
+            dtype if one._dtype is trace.dtype else one._dtype,
+            tuple(position[label] for label in labels),
+            lengths,
+            cut,
+        )
+        if k >= len(inputs) or f"x{k}" in read
+        else Place(one._shape, dtype if one._dtype is trace.dtype else one._dtype, UNREAD, (), ())
+        for k, (one, labels) in enumerate(zip((*inputs, *results), found, strict=True))
+    ]
+    partly = [of for of, labels in zip(places, found, strict=True) if of.kind == "v" and len(labels) != len(order)]
+    if partly and (partly[-1] in places[len(inputs) :] or not _meet(exprs, found, sums, order)):
+        raise refuse(name, f"a tensor of shape {partly[-1].shape} has some of the axes that are walked together")
+    space = Space({f"x{k}": one.kind for k, one in enumerate(places[: len(inputs)])})
+    halves = {"I": set(order[:cut]), "J": set(order[cut:])}
+
+    def lowered(expr: Expr, args: tuple[Expr, ...]) -> Expr | None:
+        if expr.op != "reduce":
+            return None
+        over = [axis for axis, labels in halves.items() if labels and labels <= sums[expr]]
+        # Where there are no rows, all is one row, and a reduction over all is one over both axes.
+        return space.reduced(reduction(expr)[0], args[0], over if cut else ["I", "J"])
+
+    exprs = rebuilt(exprs, lowered)
+    outputs = list(zip(exprs, places[len(inputs) :], strict=True))
+    rows, n = size(lengths[:cut]), size(lengths[cut:])
+    return Program(name, trace.dtype, places[: len(inputs)], len(trace.numbers), outputs, rows, n)
+
+
+def _meet(
+    exprs: Sequence[Expr],
+    found: Sequence[tuple[int, ...]],
+    sums: dict[Expr, set[int]],
+    order: Sequence[int],
+) -> bool:
+    """Whether some value has all axes, so that a loop over all of them is what the function asks for."""
+    axes: dict[Expr, set[int]] = {}
+    for expr in topological(exprs):
+        axes[expr] = set[int]().union(*(axes[arg] for arg in expr.args)) - sums.get(expr, set())
+        if expr.op == "symbol" and str(expr.value).startswith("x"):
+            axes[expr] = set(found[int(str(expr.value)[1:])])
+    return any(len(own) == len(order) for own in axes.values())
+
+
+def _ordered(inputs: Sequence[tuple[int, ...]], labels: set[int]) -> list[int]:
+    """All labels in an order that agrees with how the inputs lie in memory; one that it contradicts will be copied."""
+    after: dict[int, set[int]] = {label: set() for label in labels}
+    for own in inputs:
+        for first, second in itertools.pairwise(own):
+            after[second].add(first)
+    order: list[int] = []
+    while after:
+        free = [label for label, before in after.items() if not before - set(order)]
+        order.append(min(free or after))
+        del after[order[-1]]
+    return order
+
+
+def _cut(name: str, order: list[int], places: Sequence[tuple[int, ...]], sums: Sequence[tuple[Expr, set[int]]]) -> int:
+    """How many of the axes, from the front, are rows: such that every reduction is over I, J or both."""
+    best: tuple[int, int] | None = None
+    for cut in range(len(order)):
+        rows, columns = set(order[:cut]), set(order[cut:])
+        allowed = (rows, columns, rows | columns)
+        if all(over in allowed for _, over in sums):
+            fit: tuple[set[int], ...] = (rows, columns, rows | columns, set())
+            cost = sum(set(labels) not in fit for labels in places)
+            best = min(best or (cost, cut), (cost, cut))
+    if best is None and order:
+        kinds = sorted({reduction(expr)[0] for expr, _ in sums})
+        raise refuse(
+            " and ".join(kinds), "only reductions over the last axes, the first, or all can be, and over the same ones"
+        )
+    return best[1] if best else 0
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------
+
+
+def _structure(value: Any, leaves: list[Any], fixed: frozenset[int]) -> Any:
+    """What of `value` a trace depends on; the leaves, tensors and numbers, are added to `leaves`."""
+    kind = type(value)
+    if kind is Tensor or kind is Traced:
+        leaves.append(value)
+        return value._shape, value._dtype
+    if kind is float:
+        leaves.append(value)
+        return value if len(leaves) - 1 in fixed else float
+    if kind is tuple or kind is list:
+        return (kind, *[_structure(one, leaves, fixed) for one in value])
+    if kind is dict:
+        return (kind, *[(name, _structure(one, leaves, fixed)) for name, one in value.items()])
+    if isinstance(value, (np.ndarray, np.generic)):
+        leaves.append(from_array("fuse", as_array("fuse", value)))
+        return leaves[-1]._shape, leaves[-1]._dtype
+    return kind, value
+
+
+def _filled(value: Any, leaves: Iterator[Any], fixed: frozenset[int], count: list[int]) -> Any:
+    """`value` with its leaves replaced, but for the numbers that are fixed."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return kind(_filled(one, leaves, fixed, count) for one in value)
+    if kind is dict:
+        return {name: _filled(one, leaves, fixed, count) for name, one in value.items()}
+    if isinstance(value, (Tensor, float, np.ndarray, np.generic)):
+        leaf = next(leaves)
+        return value if isinstance(leaf, Number) and leaf.recipe[1] in fixed else leaf
+    return value
+
+
+def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _float_dtype(name: str, tensors: Sequence[Tensor]) -> DType:
+    """The one dtype of all floats among the arguments."""
+    if not tensors:
+        raise refuse(name, "it got no tensor or array")
+    floats = {t._dtype for t in tensors if t._dtype in FLOATS}
+    others = {t._dtype for t in tensors} - floats - {DTYPES["bool"]}
+    if len(floats) != 1 or others:
+        found = ", ".join(sorted(str(t._dtype) for t in tensors))
+        raise refuse(name, f"its arguments must have one float dtype, or be truth values; found {found}")
+    return floats.pop()

@@ -1,0 +1,99 @@
+"""Steps of kernels that Python source cannot say: what the emitted text calls as `p.…`. Imported by kernels alone.
+
+Guarantees
+- `add` and `multiply` may be regrouped by the compiler, and only where they combine the partial results of a reduction;
+  arithmetic between elements is done as written.
+- `take` is atomic, and orders memory: what a worker wrote before it is seen by the worker that takes the next number.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.extending import intrinsic
+
+declare: Any = cgutils.get_or_insert_function
+
+_REGROUPED = ("reassoc", "nsz")
+
+
+@intrinsic
+def add(_: Any, x1: Any, x2: Any) -> Any:
+    """The sum of two partial results, in any grouping: that lets the compiler keep many of them."""
+    return x1(x1, x2), _combining("fadd", "add")
+
+
+@intrinsic
+def multiply(_: Any, x1: Any, x2: Any) -> Any:
+    """The product of two partial results, in any grouping."""
+    return x1(x1, x2), _combining("fmul", "mul")
+
+
+def _combining(floats: str, integers: str) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if isinstance(signature.return_type, types.Float):
+            return getattr(builder, floats)(*args, flags=_REGROUPED)
+        return getattr(builder, integers)(*args)
+
+    return generate
+
+
+@intrinsic
+def maximum(_: Any, x1: Any, x2: Any) -> Any:
+    """The greater partial result, NaN if either is."""
+    return x1(x1, x2), _extreme("llvm.maximum", ">")
+
+
+@intrinsic
+def minimum(_: Any, x1: Any, x2: Any) -> Any:
+    """The lesser partial result, NaN if either is."""
+    return x1(x1, x2), _extreme("llvm.minimum", "<")
+
+
+def _extreme(function: str, order: str) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = args[0].type
+        if isinstance(signature.return_type, types.Float):
+            name = f"{function}.{'f32' if signature.return_type.bitwidth == 32 else 'f64'}"
+            return builder.call(declare(builder.module, ir.FunctionType(kind, [kind, kind]), name), args)
+        signed = getattr(signature.return_type, "signed", False)
+        compare = builder.icmp_signed if signed else builder.icmp_unsigned
+        return builder.select(compare(order, *args), *args)
+
+    return generate
+
+
+@intrinsic
+def either(_: Any, found: Any, condition: Any) -> Any:
+    """`found`, an int32, with its lowest bit set if `condition` holds."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        bit = builder.trunc(args[1], ir.IntType(1)) if args[1].type.width > 1 else args[1]
+        return builder.or_(args[0], builder.zext(bit, args[0].type))
+
+    return found(found, condition), generate
+
+
+@intrinsic
+def select(_: Any, condition: Any, x1: Any, x2: Any) -> Any:
+    """`x1` where `condition` holds, else `x2`, without a branch."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        condition = args[0]
+        if condition.type.width > 1:
+            condition = builder.trunc(condition, ir.IntType(1))
+        return builder.select(condition, args[1], args[2])
+
+    return x1(condition, x1, x1), generate
+
+
+@intrinsic
+def take(_: Any, task: Any, slot: Any) -> Any:
+    """The number in `task[slot]`, an array of int64, which is one greater afterwards."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(signature.args[0])(context, builder, args[0])
+        pointer = builder.gep(array.data, [args[1]])
+        return builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "acq_rel")
+
+    return types.int64(task, types.int64), generate
