@@ -17,6 +17,12 @@ import sweepgrad as sg
 from strategies import LAYOUTS, examples, frozen, laid_out, layouts
 from sweepgrad.ops import plan
 
+
+def described(value):
+    """A parameter as a test's name: the same in every process, so not an address."""
+    return type(value).__name__ if " at 0x" in repr(value) else repr(value)
+
+
 DTYPES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float32", "float64")
 FLOATS = ("float32", "float64")
 
@@ -63,7 +69,7 @@ def test_asarray_keeps_any_array(array, layout):
         range(3),
         [np.float32(1)],
     ],
-    ids=repr,
+    ids=described,
 )
 def test_python_numbers_and_lists_as_in_numpy(data):
     check_same(sg.asarray(data), np.asarray(data))
@@ -208,7 +214,7 @@ def test_array_subclasses_and_fields():
         np.array(["2000-01-01"], "M8[D]"),
         Decimal(1),
     ],
-    ids=repr,
+    ids=described,
 )
 def test_dtypes_that_tensors_cannot_have(data):
     with pytest.raises(sg.DTypeError, match=r"`asarray` got dtype .*; accepted are bool, int8, .*float64"):
@@ -232,7 +238,7 @@ def test_dtypes_that_are_refused(dtype):
         sg.asarray(np.array([1j]), dtype="float64")
 
 
-@pytest.mark.parametrize("data", [[[1.0], [1.0, 2.0]], [[1], 2], [np.ones(2), np.ones(3)]], ids=repr)
+@pytest.mark.parametrize("data", [[[1.0], [1.0, 2.0]], [[1], 2], [np.ones(2), np.ones(3)]], ids=described)
 def test_ragged_lists(data):
     with pytest.raises(sg.ShapeError, match="`asarray` cannot make a regular array"):
         sg.asarray(data)
@@ -433,7 +439,9 @@ def test_creation_of_variables(make, default):
     assert (made.is_variable, made.dtype) == (True, "float32")
 
 
-@pytest.mark.parametrize("source", [np.ones((2, 3), np.float32), sg.ones((2, 0), dtype="int8"), [1, 2], 1.5], ids=repr)
+@pytest.mark.parametrize(
+    "source", [np.ones((2, 3), np.float32), sg.ones((2, 0), dtype="int8"), [1, 2], 1.5], ids=described
+)
 def test_creation_like_another(source):
     array = np.asarray(source)
     for name, args in (("zeros_like", ()), ("ones_like", ()), ("full_like", (3,))):
@@ -663,7 +671,7 @@ IN_PLACE = {
 
 
 @pytest.mark.parametrize("symbol", IN_PLACE)
-@pytest.mark.parametrize("other", [3.0, np.array([1.0, 4.0]), sg.asarray([1.0, 4.0])], ids=repr)
+@pytest.mark.parametrize("other", [3.0, np.array([1.0, 4.0]), sg.asarray([1.0, 4.0])], ids=described)
 def test_operators_in_place_on_a_variable(symbol, other):
     in_place, plain = IN_PLACE[symbol]
     w = sg.asarray([1.0, 2.0], requires_grad=True)
@@ -725,7 +733,9 @@ BINARY = {
 
 @pytest.mark.parametrize("name", BINARY)
 @pytest.mark.parametrize(
-    "other", [np.array([1.5, 2.0]), np.array(1.5), np.float64(1.5), np.float32(1.5), 2, 1.5, np.int8(2), True], ids=repr
+    "other",
+    [np.array([1.5, 2.0]), np.array(1.5), np.float64(1.5), np.float32(1.5), 2, 1.5, np.int8(2), True],
+    ids=described,
 )
 def test_operators_on_both_sides(name, other):
     array = np.array([1.0, 3.0])
@@ -829,7 +839,7 @@ def test_arrays_of_refused_dtypes_in_operations():
             sg.sum(array)
 
 
-@pytest.mark.parametrize("data", [[1, 2], (1, 2), "a"], ids=repr)
+@pytest.mark.parametrize("data", [[1, 2], (1, 2), "a"], ids=described)
 def test_an_integer_tensor_does_not_repeat_a_sequence(data):
     """Though it is an index, and Python would multiply a list by it."""
     for multiply in (lambda: sg.asarray(2) * data, lambda: data * sg.asarray(2)):
@@ -837,7 +847,7 @@ def test_an_integer_tensor_does_not_repeat_a_sequence(data):
             multiply()
 
 
-@pytest.mark.parametrize("value", [3, 2.5, True], ids=repr)
+@pytest.mark.parametrize("value", [3, 2.5, True], ids=described)
 @pytest.mark.parametrize("name", ["square", "exp", "negative", "positive", "abs", "floor", "ceil", "trunc", "round"])
 def test_functions_of_a_python_number_give_a_tensor(name, value):
     if value is True and name != "exp":

@@ -163,10 +163,10 @@ def erfc(x: V) -> V:
     p_low = fma(u, slope, middle - p)
     first, first_low = two_product(inverse, p)
     first_low = fma(inverse, p_low, first_low)
-    # 1 / (a + shift) is inverse * (1 + lost), and log(p) has a slope of about -1.25: corrected in the exponent.
+    # 1 / (a + shift) is inverse * (1 + lost), of which the result, u being off too, lost about lost * (0.42 - u).
     lost = fma((bottom - shift) - a, inverse, fma(-bottom, inverse, 1.0))
-    shifted, r_high, r_low = reduce(-square, fma(lost, fma(u, -1.25, 0.375), -square_low))
-    total = first + fma(first, r_high + excess(r_high, r_low), first_low)
+    shifted, r_high, r_low = reduce(-square, fma(lost, 0.42 - u, -square_low))
+    total = first + fma(first, r_high, fma(first, excess(r_high, r_low), first_low))
     # In two steps, of which the first is exact: n alone is out of range where the result is subnormal.
     far = total * power_of_two(shifted + float(scaling)) * 2.0**-scaling
     return select(x < 0.0, 2.0 - far, far)

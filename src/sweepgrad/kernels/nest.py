@@ -63,12 +63,14 @@ def nest(
     chunked: bool,
     columns: int | None = None,
     short: bool = False,
+    streamed: bool = False,
 ) -> Nest:
     """The kernel that computes `outputs` in `dtype`.
 
-    `columns` is the length of J where that is compiled in; `short` promises that it is at most `BLOCK`.
+    `columns` is the length of J where that is compiled in; `short` promises that it is at most `BLOCK`. `streamed` writes
+    whole outputs past the caches, which hold too little of them to be of use: memory is then not read first.
     """
-    writer = _Writer(outputs, inputs, dtype, chunked, columns, short)
+    writer = _Writer(outputs, inputs, dtype, chunked, columns, short, streamed)
     wide = "float64" if dtype == "float32" else dtype
     source = header(title, dtype, wide) + writer.write()
     layouts = {"v": ":1C", "r": ":1C", "c": ":1C", "s": ""}
@@ -127,6 +129,7 @@ class _Writer:
         chunked: bool,
         columns: int | None,
         short: bool,
+        streamed: bool,
     ) -> None:
         self.outputs, self.inputs, self.dtype, self.chunked = outputs, inputs, dtype, chunked
         self.templates = CPU_INTEGER if "int" in dtype else CPU
@@ -151,9 +154,11 @@ class _Writer:
         self.passes = {
             region: [_Pass() for _ in range(1 + max(self.depth.values()))] for region in ("before", "row", "after")
         }
+        streams = [slot.name for _, slot in outputs if streamed and slot.kind == "v" and slot.dtype == dtype != "bool"]
+        self.streams = {name: f"s{k}" for k, name in enumerate(streams)}
         self._plan()
         self._keep()
-        self.blocks: set[str] = set()
+        self.blocks: set[str] = set(self.streams.values())
         for one in itertools.chain(*self.passes.values()):
             self._stage(one)
         self.lines: list[str] = []
@@ -480,7 +485,7 @@ class _Writer:
         if self.flat:
             self.put(f"m = min({BLOCK}, n - {start})")
             self._stretch(one, texts, start, "0")
-        elif (accumulates or one.staged) and not self.short:
+        elif (accumulates or one.staged or (self.streams and one.stores)) and not self.short:
             with self.block(f"for q in range(0, n, {BLOCK}):"):
                 self.put(f"m = min({BLOCK}, n - q)")
                 self._stretch(one, texts, f"{start} + q" if start else "q", "q")
@@ -524,6 +529,9 @@ class _Writer:
                 for target, rule, arg in steps:
                     if arg in one.staged:
                         self.put(f"{target} = {rule.step.format(acc=target, x=texts[arg])}")
+        for _, slot in one.stores:
+            if slot.name in self.streams:
+                self.put(f"p.stream({slot.name}_, {self.streams[slot.name]}, m)")
         for target, rule in accumulators:
             into = f"{target.removesuffix('_acc')}_sum"
             self.put(f"{into} = {rule.merged(into, target)}")
@@ -555,7 +563,7 @@ class _Writer:
             for expr in one.keeps:
                 self.put(f"{self.work[expr]}_[j] = {texts[expr]}")
             for expr, slot in one.stores:
-                self.put(f"{slot.name}_[j] = {texts[expr]}")
+                self.put(f"{self.streams.get(slot.name, slot.name + '_')}[j] = {texts[expr]}")
 
     def _slices(
         self, one: _Pass, inner: set[Expr], texts: dict[Expr, str], start: str, column: str, tail: str = ""

@@ -14,6 +14,8 @@ from numba.extending import intrinsic
 
 declare: Any = cgutils.get_or_insert_function
 
+_I64 = ir.IntType(64)
+
 _REGROUPED = ("reassoc", "nsz")
 
 
@@ -88,12 +90,42 @@ def select(_: Any, condition: Any, x1: Any, x2: Any) -> Any:
 
 
 @intrinsic
+def stream(_: Any, target: Any, source: Any, count: Any) -> Any:
+    """Copy the first `count` elements of a row past the caches, where `target` begins at a multiple of 32 bytes."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to, of = (
+            context.make_array(kind)(context, builder, value).data
+            for kind, value in zip(signature.args[:2], args[:2], strict=True)
+        )
+        element = to.type.pointee
+        width = _I64(32 // context.get_abi_sizeof(element))
+        vector = ir.VectorType(element, width.constant)
+        address = builder.ptrtoint(to, _I64)
+        aligned = builder.icmp_unsigned("==", builder.and_(address, _I64(31)), _I64(0))
+        whole = builder.select(aligned, builder.sdiv(args[2], width), _I64(0))
+        mark = builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)])
+        with cgutils.for_range(builder, whole) as loop:
+            at = builder.mul(loop.index, width)
+            value = builder.load(builder.bitcast(builder.gep(of, [at]), vector.as_pointer()))
+            value.align = 8
+            store = builder.store(value, builder.bitcast(builder.gep(to, [at]), vector.as_pointer()))
+            store.align = 32
+            store.set_metadata("nontemporal", mark)
+        with cgutils.for_range_slice(builder, builder.mul(whole, width), args[2], _I64(1), _I64) as (at, _):
+            builder.store(builder.load(builder.gep(of, [at])), builder.gep(to, [at]))
+        return context.get_dummy_value()
+
+    return types.void(target, source, types.int64), generate
+
+
+@intrinsic
 def take(_: Any, task: Any, slot: Any) -> Any:
     """The number in `task[slot]`, an array of int64, which is one greater afterwards."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         array = context.make_array(signature.args[0])(context, builder, args[0])
         pointer = builder.gep(array.data, [args[1]])
-        return builder.atomic_rmw("add", pointer, ir.Constant(ir.IntType(64), 1), "acq_rel")
+        return builder.atomic_rmw("add", pointer, _I64(1), "acq_rel")
 
     return types.int64(task, types.int64), generate

@@ -38,6 +38,10 @@ _KEPT = 1024
 """Sizes for which a loop remembers how it runs."""
 
 
+_STREAMED = 1 << 24
+"""Bytes of whole outputs from which they are written past the caches."""
+
+
 class _Run(NamedTuple):
     """How a loop runs for one set of sizes."""
 
@@ -77,7 +81,7 @@ class Loop:
         slots = [Slot(name, kind, of) for name, kind, of in inputs]
         targets = [(e, Slot(f"o{k}", *result)) for k, (e, result) in enumerate(zip(outputs, results, strict=True))]
         self._build: Callable[..., Nest] = functools.partial(nest, title, targets, slots, dtype)
-        self._variants: dict[tuple[bool, int | None, bool, bool], tuple[Nest, Kernel]] = {}
+        self._variants: dict[tuple[bool, int | None, bool, bool, bool], tuple[Nest, Kernel]] = {}
         self._runs: dict[tuple[int, int, int, bool], _Run] = {}
         self._plain: Kernel | None = None
         self._plain_source = functools.partial(elementwise, title, targets, slots, dtype)
@@ -135,7 +139,9 @@ class Loop:
         else:
             chunked = size >= LARGE
             columns = n if n <= SHORT and not self._whole else None
-            made, kernel = self._variant(chunked, columns, n <= BLOCK and not chunked, distinct)
+            short = n <= BLOCK and not chunked
+            whole = sum(sizes["v"] * dtype.itemsize for kind, dtype in self.results if kind == "v")
+            made, kernel = self._variant(chunked, columns, short, whole >= _STREAMED, distinct)
             if made.flat:
                 rows, n = -(-size // BLOCK), size
                 step = _CHUNK // BLOCK
@@ -155,11 +161,13 @@ class Loop:
         self._runs[key] = run
         return run
 
-    def _variant(self, chunked: bool, columns: int | None, short: bool, distinct: bool) -> tuple[Nest, Kernel]:
-        key = (chunked, columns, short, distinct)
+    def _variant(
+        self, chunked: bool, columns: int | None, short: bool, streamed: bool, distinct: bool
+    ) -> tuple[Nest, Kernel]:
+        key = (chunked, columns, short, streamed, distinct)
         found = self._variants.get(key)
         if found is None:
-            made = self._build(chunked=chunked, columns=columns, short=short)
+            made = self._build(chunked=chunked, columns=columns, short=short, streamed=streamed)
             kernel = compile_kernel(made.source, made.signature, nogil=chunked, distinct=distinct)
             found = self._variants[key] = made, kernel
         return found
