@@ -961,3 +961,47 @@ def test_broadcast_to_the_same_shape_is_a_result_of_its_own():
         assert not sg.broadcast_to(w, (2,)).requires_grad
         w -= 1.0
     np.testing.assert_array_equal(same.numpy(), [1.0, 1.0])
+
+
+@pytest.mark.parametrize("size", [7, 40_000])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_cotangents_added_in_place_reach_nobody_else(size, dtype):
+    rng = np.random.default_rng(0)
+    values = rng.uniform(0.5, 2, size).astype(dtype)
+    weights = sg.asarray(rng.standard_normal(size).astype(dtype))
+    x = sg.asarray(values, requires_grad=True)
+    y = x * weights
+    y.retain_grad()
+    seen = []
+    for tensor in (x, y):
+        tensor.register_hook(lambda ct: seen.append((ct, ct.numpy().copy())))
+    z = y * y + y * x + y + sg.exp(y) * x + x + x * x
+    for _ in range(2):
+        z.backward(weights, retain_graph=True)
+    w, yv = weights.numpy().astype("float64"), (values * weights.numpy()).astype("float64")
+    by_y = w * (2 * yv + values + 1 + np.exp(yv) * values)
+    by_x = by_y * w + w * (yv + np.exp(yv) + 1 + 2 * values)
+    tolerance = {"rtol": 1e-11, "atol": 1e-13} if dtype == "float64" else {"rtol": 1e-4, "atol": 1e-4}
+    np.testing.assert_allclose(y.grad.numpy(), 2 * by_y, **tolerance)
+    np.testing.assert_allclose(x.grad.numpy(), 2 * by_x, **tolerance)
+    np.testing.assert_array_equal(x.numpy(), values)
+    for ct, before in seen:
+        np.testing.assert_array_equal(ct.numpy(), before)
+
+
+def test_an_operation_on_one_tensor_twice_has_one_parent_and_every_derivative():
+    x = sg.asarray([0.5, 2.0], requires_grad=True)
+    for f, slope, second in [
+        (lambda x: x * x, lambda v: 2 * v, lambda v: 2 + 0 * v),
+        (lambda x: x + x, lambda v: 2 + 0 * v, lambda v: 0 * v),
+        (lambda x: x - x, lambda v: 0 * v, lambda v: 0 * v),
+        (lambda x: x / x, lambda v: 0 * v, lambda v: 0 * v),
+        (lambda x: sg.hypot(x, x), lambda v: np.sqrt(2) + 0 * v, lambda v: 0 * v),
+        (lambda x: sg.maximum(x, x), lambda v: 1 + 0 * v, lambda v: 0 * v),
+    ]:
+        v = x.numpy()
+        assert len(f(x)._node.parents) == 1
+        found = sg.grad(lambda x: sg.sum(f(x)))(x)  # noqa: B023  # used before the next round
+        np.testing.assert_allclose(found.numpy(), slope(v), atol=1e-15)
+        found = sg.grad(lambda x: sg.sum(sg.grad(lambda x: sg.sum(f(x)))(x)))(x)  # noqa: B023
+        np.testing.assert_allclose(found.numpy(), second(v), atol=1e-15)

@@ -11,6 +11,7 @@ The pass reads the graph without the lock. That is safe because the root's tenso
 node below it; only another pass can consume one, and `run` and `commit` both look.
 """
 
+import itertools
 import operator
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ PLAIN = Arithmetic()
 REPLAY = Arithmetic(replays=True)
 
 _BY_ID = attrgetter("id")
+
+_NO_SUMS = itertools.repeat(None)
 
 
 def backward(
@@ -135,7 +138,7 @@ def leading(order: list[Node], targets: set[Node]) -> set[Node]:
     return wanted
 
 
-def run(
+def run(  # noqa: PLR0912  # a call for each node and each branch would cost a tenth of a pass
     order: list[Node],
     cts: dict[Node, Any],
     arithmetic: Arithmetic,
@@ -145,7 +148,7 @@ def run(
     """Push the cotangents `cts` through the nodes of `order`; return those that arrive at the nodes `keep`."""
     replays, add, accumulate = arithmetic.replays, arithmetic.add, arithmetic.accumulate
     arrived = {}
-    sums = set()  # nodes whose cotangent this pass added up itself, so that nobody else has it
+    own = set()  # nodes whose cotangent nobody else has: a sum made by this pass, or a fresh value
     for node in order:
         ct = cts.pop(node, None)
         if ct is None:
@@ -158,22 +161,37 @@ def run(
         saved = node.saved
         if type(saved) is not tuple:
             raise consumed_error(node)
-        links = node.links
+        links: Any = node.links
         if not links:
             continue
-        rule = node.rule
-        parts = rule.replay(node, saved, ct) if replays else rule.pullback(node, saved, ct)
-        for parent, part in zip(links if isinstance(links, tuple) else (links,), parts):  # noqa: B905  # strict costs 0.1 us
+        if type(links) is not tuple:
+            links = (links,)
+        rule: Any = node.rule
+        fresh = not replays and rule.fresh
+        sums: Any = _NO_SUMS
+        if fresh:
+            sums = [cts[parent] if parent in own else None for parent in links]
+            if len(links) == 2 and links[0] is links[1]:
+                sums[1] = None  # two sums at once in one place
+            parts = rule.pullback_onto(node, saved, ct, sums)
+        else:
+            parts = rule.replay(node, saved, ct) if replays else rule.pullback(node, saved, ct)
+        for parent, part, known in zip(links, parts, sums):  # noqa: B905  # strict costs 0.1 us
+            if known is not None:
+                cts[parent] = part
+                continue
             if part is None or (wanted is not None and parent not in wanted):
                 continue
             earlier = cts.get(parent)
             if earlier is None:
                 cts[parent] = part
-            elif parent in sums:
+                if fresh:
+                    own.add(parent)
+            elif parent in own:
                 cts[parent] = accumulate(earlier, part)
             else:
                 cts[parent] = add(earlier, part)
-                sums.add(parent)
+                own.add(parent)
     return arrived
 
 

@@ -15,6 +15,10 @@ class Rule(Protocol):
     """
 
     @property
+    def fresh(self) -> bool:
+        """Whether what `pullback` returns are new values, which nobody else has: then it is an `Adding` rule."""
+
+    @property
     def name(self) -> str:
         """The operation's name, as reports and errors show it."""
 
@@ -22,7 +26,14 @@ class Rule(Protocol):
         """Parents' cotangents, in the order of `node.parents`; None where one is zero."""
 
     def replay(self, node: "Node", saved: Any, ct: Any, /) -> tuple[Any, ...]:
-        """The same, computed from tracked values, so that the result can be differentiated again."""
+        """The same as `pullback`, computed from tracked values, so that the result can be differentiated again."""
+
+
+class Adding(Rule, Protocol):
+    """A rule that can add to sums: a value's cotangents from all its uses then take one buffer, and no extra pass."""
+
+    def pullback_onto(self, node: "Node", saved: Any, ct: Any, sums: list[Any], /) -> tuple[Any, ...]:
+        """As `pullback`; where `sums` has a value, not None, the sum of that and the cotangent, made in its place."""
 
 
 class Gone(str):
@@ -46,6 +57,7 @@ class Variable:
 
     __slots__ = ()
     name = "variable"
+    fresh = False
 
     def pullback(self, node: "Node", saved: Any, ct: Any, /) -> tuple[Any, ...]:
         """Return nothing, as there is no parent."""

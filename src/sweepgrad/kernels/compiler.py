@@ -28,16 +28,13 @@ _POINTER = _I8.as_pointer()
 _POINTERS = _POINTER.as_pointer()
 
 
-def compile_code(name: str, function: Any, signature: Sequence[str], *, allocates: bool, distinct: bool) -> Code:
-    """The code of `function` for arguments of the types `signature`.
-
-    It `allocates` if it makes arrays of its own; they are `distinct` if none that is written to shares memory.
-    """
+def compile_code(name: str, function: Any, signature: Sequence[str], *, allocates: bool) -> Code:
+    """The code of `function` for arguments of the types `signature`; `allocates` if it makes arrays of its own."""
     argtypes = tuple(numba_type(one) for one in signature)
     flags = _numba.compiler.Flags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.error_model = "numpy"
-    flags.noalias = distinct
+    flags.noalias = True
     flags.no_rewrites = True  # of expressions with whole arrays, of which kernels have none: 5 % of a compilation
     flags.nrt = allocates  # reference counts would cost time, even if only to be removed
     cpu = _numba.registry.cpu_target

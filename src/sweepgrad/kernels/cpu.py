@@ -35,7 +35,7 @@ COUNTS = {"compiled": 0, "lost": 0, "loaded": 0}
 _SETTINGS = ("OPT", "LOOP_VECTORIZE", "SLP_VECTORIZE", "CPU_NAME", "CPU_FEATURES", "ENABLE_AVX", "BOUNDSCHECK")
 
 _lock = threading.RLock()  # one compilation at a time: Numba's own lock is global, too
-_kernels: dict[tuple[str, tuple[str, ...], bool], tuple[Kernel, Kernel]] = {}
+_kernels: dict[tuple[str, tuple[str, ...]], tuple[Kernel, Kernel]] = {}
 _announced: set[str] = set()
 
 
@@ -43,15 +43,15 @@ if hasattr(os, "register_at_fork"):  # a fork waits until no thread is compiling
     os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
-def compile_kernel(source: str, signature: Sequence[str], *, nogil: bool = False, distinct: bool = False) -> Kernel:
+def compile_kernel(source: str, signature: Sequence[str], *, nogil: bool = False) -> Kernel:
     """The compiled `kernel` of `source` for arguments of the types `signature`.
 
     A type is a dtype's name for a number, and `name:1C`, `name:4A` for an array with its dimensions and layout. The
     source may import this package's modules `sweepgrad.kernels.*`. With `nogil` and without, it is the same code.
-    `distinct` promises that no array that is written to shares memory with another: with many arrays, a loop would not
-    be vectorised for want of that.
+    No array that a kernel writes to may share memory with another: with many arrays, loops that had to check that
+    would not be vectorised.
     """
-    key = (source, tuple(signature), distinct)
+    key = (source, tuple(signature))
     with _lock:
         found = _kernels.get(key)
         if found is None:
@@ -70,8 +70,8 @@ def kept_in() -> Path | None:
         return None if folder is None else folder.path
 
 
-def _obtain(source: str, signature: tuple[str, ...], distinct: bool) -> tuple[Kernel, Kernel]:
-    key = repr((_identity(), source, signature, distinct)).encode()
+def _obtain(source: str, signature: tuple[str, ...]) -> tuple[Kernel, Kernel]:
+    key = repr((_identity(), source, signature)).encode()
     name = f"sweepgrad_{hashlib.sha256(key).hexdigest()[:32]}"
     folder = _folder()
     content = folder.read(name, key) if folder is not None else None
@@ -83,11 +83,11 @@ def _obtain(source: str, signature: tuple[str, ...], distinct: bool) -> tuple[Ke
         else:
             COUNTS["loaded"] += 1
             return kernels
-    return _compile(name, key, source, signature, distinct, folder)
+    return _compile(name, key, source, signature, folder)
 
 
 def _compile(
-    name: str, key: bytes, source: str, signature: tuple[str, ...], distinct: bool, folder: Folder | None
+    name: str, key: bytes, source: str, signature: tuple[str, ...], folder: Folder | None
 ) -> tuple[Kernel, Kernel]:
     if "compiling" not in _announced:
         _announced.add("compiling")
@@ -100,7 +100,7 @@ def _compile(
     try:
         from sweepgrad.kernels.compiler import compile_code
 
-        code = compile_code(name, function, signature, allocates="np.empty" in source, distinct=distinct)
+        code = compile_code(name, function, signature, allocates="np.empty" in source)
         kernels = load(code)
     except Exception as error:
         return _compile_plainly(function, signature, error)

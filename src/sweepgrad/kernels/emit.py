@@ -1,7 +1,8 @@
 """Writes the source of loops from expressions. Text in, text out: nothing is compiled or executed here.
 
-`elementwise` writes the plainest of loops, for few elements, and that for strided data; `kernels.nest` writes all
-others. An input has a *kind*, which says how the loop reads it; the simple ones are
+An expression may read an output's symbol: the element that it replaces. `elementwise` writes the plainest of loops, for
+few elements, and that for strided data; `kernels.nest` writes all others. An input has a *kind*, which says how the
+loop reads it; the simple ones are
 
     v  every element, contiguous, as a 1-d array       s  one number for the whole loop
     x  with its own strides, as an array of `STRIDED_NDIM` dimensions
@@ -103,7 +104,8 @@ def elementwise(
     indices = [f"i{axis}" for axis in range(STRIDED_NDIM if strided else 1)]
     index = ", ".join(indices)
     target = outputs[0][1].name
-    names = {slot.name: slot.name if slot.kind == "s" else f"{slot.name}[{index}]" for slot in inputs}
+    arrays = [*inputs, *(slot for _, slot in outputs)]
+    names = {slot.name: slot.name if slot.kind == "s" else f"{slot.name}[{index}]" for slot in arrays}
     templates = CPU_INTEGER if "int" in dtype else CPU
     loops = [f"{'    ' * axis}for {i} in range({target}.shape[{axis}]):" for axis, i in enumerate(indices)]
 

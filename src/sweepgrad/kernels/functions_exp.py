@@ -163,7 +163,8 @@ def erfc(x: V) -> V:
     p_low = fma(u, slope, middle - p)
     first, first_low = two_product(inverse, p)
     first_low = fma(inverse, p_low, first_low)
-    # 1 / (a + shift) is inverse * (1 + lost), of which the result, u being off too, lost about lost * (0.42 - u).
+    # 1 / (a + shift) is inverse * (1 + lost). The error of u offsets part of that in p: 0.42 - u is about what is left,
+    # and goes into the exponent.
     lost = fma((bottom - shift) - a, inverse, fma(-bottom, inverse, 1.0))
     shifted, r_high, r_low = reduce(-square, fma(lost, 0.42 - u, -square_low))
     total = first + fma(first, r_high, fma(first, excess(r_high, r_low), first_low))

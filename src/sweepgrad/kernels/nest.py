@@ -67,8 +67,8 @@ def nest(
 ) -> Nest:
     """The kernel that computes `outputs` in `dtype`.
 
-    `columns` is the length of J where that is compiled in; `short` promises that it is at most `BLOCK`. `streamed` writes
-    whole outputs past the caches, which hold too little of them to be of use: memory is then not read first.
+    `columns` is the length of J where that is compiled in; `short` promises that it is at most `BLOCK`; `streamed`
+    writes whole outputs past the caches, which would not hold them until they are used: so memory is not read first.
     """
     writer = _Writer(outputs, inputs, dtype, chunked, columns, short, streamed)
     wide = "float64" if dtype == "float32" else dtype
@@ -139,11 +139,11 @@ class _Writer:
         self.depth: dict[Expr, int] = {}
         """Walks along J that have to come before, within the expression's region."""
         self.region: dict[Expr, str] = {}
-        self.slots = {slot.name: slot for slot in inputs}
-        kinds = {slot.name: slot.kind for slot in inputs}
+        self.slots = {slot.name: slot for slot in (*inputs, *(slot for _, slot in outputs))}
+        kinds = {slot.name: slot.kind for slot in self.slots.values()}
         for expr in self.order:
             self._analyse(expr, kinds)
-        self.flat = set(kinds.values()) <= {"v", "s"} and all(
+        self.flat = {slot.kind for slot in inputs} <= {"v", "s"} and all(
             reduction(expr)[1] == "IJ" for expr in self.order if expr.op == "reduce"
         )
         self.sums: dict[Expr, str] = {}
@@ -573,7 +573,7 @@ class _Writer:
         One that could be negative would cost the loop its vectorisation.
         """
         reads = {str(expr.value) for expr in inner if expr.op == "symbol"}
-        for slot in self.inputs:
+        for slot in self.slots.values():
             if slot.name in reads:
                 texts[symbol(slot.name)] = self._read(slot, f"{slot.name}_{tail if slot.kind == 'v' else ''}[j]")
         whole = [slot.name for slot in self.inputs if slot.kind == "v" and slot.name in reads]

@@ -81,8 +81,8 @@ class Loop:
         slots = [Slot(name, kind, of) for name, kind, of in inputs]
         targets = [(e, Slot(f"o{k}", *result)) for k, (e, result) in enumerate(zip(outputs, results, strict=True))]
         self._build: Callable[..., Nest] = functools.partial(nest, title, targets, slots, dtype)
-        self._variants: dict[tuple[bool, int | None, bool, bool, bool], tuple[Nest, Kernel]] = {}
-        self._runs: dict[tuple[int, int, int, bool], _Run] = {}
+        self._variants: dict[tuple[bool, int | None, bool, bool], tuple[Nest, Kernel]] = {}
+        self._runs: dict[tuple[int, int, int], _Run] = {}
         self._plain: Kernel | None = None
         self._plain_source = functools.partial(elementwise, title, targets, slots, dtype)
 
@@ -110,9 +110,9 @@ class Loop:
     ) -> Sequence[Array]:
         """The outputs, flat, from inputs in the form of their kinds: `groups` times `rows` rows of `n` elements.
 
-        `outs` are arrays to be written to instead of new ones; inputs may be among them.
+        `outs` are arrays to be written to instead of new ones, none of which may share memory with an input.
         """
-        key = (n, rows, groups, not outs)
+        key = (n, rows, groups)
         run = self._runs.get(key) or self._prepared(*key)
         given = outs or [make(size, dtype) for make, size, dtype in run.outs]
         if not run.chunks:
@@ -125,9 +125,9 @@ class Loop:
         workers.run(run.kernel, (*inputs, *run.lengths, task, *temporary, *given), task, count)
         return given
 
-    def _prepared(self, n: int, rows: int, groups: int, distinct: bool) -> _Run:
+    def _prepared(self, n: int, rows: int, groups: int) -> _Run:
         """What runs for these sizes, found once: on few elements it takes longer to find than to run."""
-        key = (n, rows, groups, distinct)
+        key = (n, rows, groups)
         size = groups * rows * n
         sizes = {"v": size, "c": groups * rows, "r": groups * n, "s": groups}
         outs = []
@@ -141,7 +141,7 @@ class Loop:
             columns = n if n <= SHORT and not self._whole else None
             short = n <= BLOCK and not chunked
             whole = sum(sizes["v"] * dtype.itemsize for kind, dtype in self.results if kind == "v")
-            made, kernel = self._variant(chunked, columns, short, whole >= _STREAMED, distinct)
+            made, kernel = self._variant(chunked, columns, short, whole >= _STREAMED)
             if made.flat:
                 rows, n = -(-size // BLOCK), size
                 step = _CHUNK // BLOCK
@@ -161,14 +161,12 @@ class Loop:
         self._runs[key] = run
         return run
 
-    def _variant(
-        self, chunked: bool, columns: int | None, short: bool, streamed: bool, distinct: bool
-    ) -> tuple[Nest, Kernel]:
-        key = (chunked, columns, short, streamed, distinct)
+    def _variant(self, chunked: bool, columns: int | None, short: bool, streamed: bool) -> tuple[Nest, Kernel]:
+        key = (chunked, columns, short, streamed)
         found = self._variants.get(key)
         if found is None:
             made = self._build(chunked=chunked, columns=columns, short=short, streamed=streamed)
-            kernel = compile_kernel(made.source, made.signature, nogil=chunked, distinct=distinct)
+            kernel = compile_kernel(made.source, made.signature, nogil=chunked)
             found = self._variants[key] = made, kernel
         return found
 

@@ -8,7 +8,9 @@ steps as Python allows; `call` does everything else.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +20,9 @@ from sweepgrad.dtypes import CANONICAL, DTYPES, FLOATS, Array, DType, refused_dt
 from sweepgrad.errors import DTypeError, ShapeError
 from sweepgrad.grad_mode import mode
 from sweepgrad.graph.node import Node
-from sweepgrad.kernels.expr import symbol, symbols
+from sweepgrad.kernels.buffers import empty
+from sweepgrad.kernels.expr import call as call_expr
+from sweepgrad.kernels.expr import is_const, reduce, symbol, symbols
 from sweepgrad.ops.loop import LARGE, Loop, kinds_of, run_strided
 from sweepgrad.ops.op import DEFERRED, OPS, Elementwise, evaluate, reject, scaled
 from sweepgrad.tensor import Tensor, as_array, attach, dense, flat, make, record, wrap
@@ -44,21 +48,26 @@ class Plan:
     """
 
     __slots__ = (
-        "computed", "dtype", "form", "forward", "grads", "kinds", "loop", "name", "op", "pick", "result",
-        "saved_size", "saves", "small", "small_back", "tracked",
+        "computed", "dtype", "form", "forward", "fresh", "grads", "kinds", "loops", "merged", "name", "op", "pick",
+        "result", "saved_size", "saves", "small", "small_back", "tracked",
     )  # fmt: skip
 
-    def __init__(self, op: Elementwise, dtype: DType, kinds: str, tracked: tuple[int, ...]) -> None:
+    def __init__(
+        self, op: Elementwise, dtype: DType, kinds: str, tracked: tuple[int, ...], *, merged: bool = False
+    ) -> None:
+        """`merged`: the inputs are one tensor, whose node is the only parent; it gets the sum of the cotangents."""
         self.op = op
         self.name = op.name
         self.dtype = dtype
         self.kinds = kinds
         self.tracked = tracked
+        self.merged = merged
         self.result = BOOL if op.result == "bool" else dtype
         inputs = list(zip(op.inputs, kinds, self._input_dtypes(), strict=True))
         self.forward = Loop(op.name, [op.forward], inputs, dtype.name, self.result.name)
         partials = [op.derivatives[k] for k in tracked]
-        self.grads = [scaled(_CT, partial) for partial in partials]
+        grads = [scaled(_CT, partial) for partial in partials]
+        self.grads = [functools.reduce(operator.add, grads)] if merged else grads
         self.computed = [grad for grad in self.grads if grad is not _CT]
         counts = (len(self.computed), len(self.grads))
         self.form = _PASSED_ON if not self.computed else {(1, 1): _ONE, (2, 2): _TWO}.get(counts, _MIXED)
@@ -67,9 +76,10 @@ class Plan:
         self.saves = tuple(k for k, name in enumerate(values) if name in read)
         self.pick = _picker(self.saves, len(values))
         self.saved_size = dtype.itemsize * sum(k == len(kinds) or kinds[k] != "s" for k in self.saves)
-        self.loop: Loop | None = None
-        self.small: Any = None  # the two kernels for few elements, once they are compiled
-        self.small_back: Any = None
+        self.fresh = self.form in (_ONE, _TWO)
+        self.loops: dict[int, Loop] = {}  # for backward, by the outputs that are added to: bit k for output k
+        self.small: Any = None  # the kernels for few elements, once they are compiled: forward, and backward by loop
+        self.small_back: dict[int, Any] = {}
 
     def _input_dtypes(self) -> list[str]:
         names = [self.dtype.name] * self.op.arity
@@ -77,37 +87,68 @@ class Plan:
             names[0] = "bool"
         return names
 
-    def _backward_loop(self) -> Loop:
-        if self.loop is None:
+    def _backward_loop(self, added: int = 0) -> Loop:
+        loop = self.loops.get(added)
+        if loop is None:
             whole = "x" if "x" in self.kinds else "v"
             names, kinds = [*self.op.inputs, "y"], [*self.kinds, whole]
             dtypes = [*self._input_dtypes(), self.dtype.name]
             inputs = [("ct", whole, self.dtype.name)] + [(names[k], kinds[k], dtypes[k]) for k in self.saves]
-            self.loop = Loop(f"{self.name}, backward", self.computed, inputs, self.dtype.name, self.dtype.name)
-            if not isinstance(self, BroadcastPlan):
-                self.small_back = self.loop.kernel()
-        return self.loop
+            outputs = [
+                call_expr("add", symbol(f"o{k}"), grad) if added >> k & 1 else grad
+                for k, grad in enumerate(self.computed)
+            ]
+            results = [(kind, self.dtype.name) for kind in self._result_kinds()]
+            loop = self.loops[added] = Loop(f"{self.name}, backward", outputs, inputs, self.dtype.name, results)
+        return loop
+
+    def _result_kinds(self) -> str:
+        """The kinds of what backward kernels compute."""
+        return "v" * len(self.computed)
 
     def pullback(self, node: Node, saved: tuple[Any, ...], ct: Array, /) -> tuple[Array, ...]:
         """Cotangents of the tracked inputs, all in one kernel; every input has the result's shape or is a number."""
-        form = self.form
-        if form == _PASSED_ON:
+        if self.fresh:
+            return self.pullback_onto(node, saved, ct, [None] * len(self.grads))
+        if not self.computed:
             return (ct,) * len(self.grads)
+        return self._arranged(self._backward_loop().run(ct.size, ct, *saved), ct)
+
+    def pullback_onto(
+        self, node: Node, saved: tuple[Any, ...], ct: Array, sums: list[Array | None], /
+    ) -> tuple[Array, ...]:
+        """The same, added to `sums` where there are any."""
         size = ct.size
-        kernel = self.small_back
+        one = sums[0]
+        if self.form == _ONE:
+            added = 0 if one is None else 1
+            kernel = self.small_back.get(added)
+            if kernel is None or size >= LARGE:
+                return self._pull(added, size, ct, saved, sums)
+            if one is None:
+                one = _empty(size, self.dtype)
+            kernel(ct, *saved, one)
+            return (one,)
+        two = sums[1]
+        added = (one is not None) + 2 * (two is not None)
+        kernel = self.small_back.get(added)
         if kernel is None or size >= LARGE:
-            return self._arranged(self._backward_loop().run(size, ct, *saved), ct)
-        out = _empty(size, self.dtype)
-        if form == _ONE:
-            kernel(ct, *saved, out)
-            return (out,)
-        if form == _TWO:
-            other = _empty(size, self.dtype)
-            kernel(ct, *saved, out, other)
-            return out, other
-        outs = [out, *(_empty(size, self.dtype) for _ in self.computed[1:])]
-        kernel(ct, *saved, *outs)
-        return self._arranged(outs, ct)
+            return self._pull(added, size, ct, saved, sums)
+        if one is None:
+            one = _empty(size, self.dtype)
+        if two is None:
+            two = _empty(size, self.dtype)
+        kernel(ct, *saved, one, two)
+        return one, two
+
+    def _pull(
+        self, added: int, size: int, ct: Array, saved: tuple[Any, ...], sums: list[Array | None]
+    ) -> tuple[Array, ...]:
+        loop = self._backward_loop(added)
+        if size < LARGE:
+            self.small_back[added] = loop.kernel()
+        outs = [empty(size, self.dtype) if one is None else one for one in sums] if added else ()
+        return tuple(loop.over((ct, *saved), size, outs=outs))
 
     def _arranged(self, outs: Sequence[Array], ct: Array) -> tuple[Array, ...]:
         """The kernel's outputs, and the incoming cotangent where that is an input's whole share."""
@@ -122,7 +163,7 @@ class Plan:
     def _replay(
         self, node: Node, saved: Sequence[Any], ct: Tensor, shapes: Sequence[tuple[int, ...]]
     ) -> tuple[Tensor, ...]:
-        nodes = dict(zip(self.tracked, node.parents, strict=True))
+        nodes = dict(zip(self.tracked, node.parents * 2 if self.merged else node.parents, strict=True))
         nodes[self.op.arity] = node
         values: dict[str, Any] = {"ct": ct}
         names, dtypes = [*self.op.inputs, "y"], [*self._input_dtypes(), self.dtype.name]
@@ -134,9 +175,15 @@ class Plan:
             tensor = _view(array, shapes[k], DTYPES[dtypes[k]])
             values[names[k]] = attach(tensor, nodes[k]) if k in nodes else tensor
         parts = [scaled(_CT, self.op.replayed[k]) for k in self.tracked]
+        if self.merged:
+            parts = [functools.reduce(operator.add, parts)]
         grads = evaluate(parts, values, lambda number: wrap(np.asarray(number, self.dtype)))
         zero = make(np.zeros(math.prod(node.shape), self.dtype), None, node.shape, self.dtype, None)
         return tuple(grad if isinstance(grad, Tensor) else zero for grad in grads)
+
+
+_SUMMED = {"r": "I", "c": "J", "s": "IJ"}
+"""The axes along which an input of a kind was repeated."""
 
 
 class BroadcastPlan(Plan):
@@ -144,17 +191,36 @@ class BroadcastPlan(Plan):
 
     __slots__ = ()
 
+    def __init__(self, op: Elementwise, dtype: DType, kinds: str, tracked: tuple[int, ...]) -> None:
+        super().__init__(op, dtype, kinds, tracked)
+        self.form, self.fresh = _MIXED, False
+        if "x" not in kinds:
+            pairs = [(grad, kinds[k]) for grad, k in zip(self.grads, tracked, strict=True)]
+            self.grads = [
+                reduce("sum", grad, _SUMMED[kind]) if kind != "v" and not is_const(grad) else grad
+                for grad, kind in pairs
+            ]
+            self.computed = [grad for grad in self.grads if grad is not _CT]
+
+    def _result_kinds(self) -> str:
+        if "x" in self.kinds:
+            return super()._result_kinds()
+        kinds = [self.kinds[k] for grad, k in zip(self.grads, self.tracked, strict=True) if grad is not _CT]
+        return "".join(kinds)
+
     def pullback(self, node: Node, saved: tuple[Any, ...], ct: Array, /) -> tuple[Array, ...]:
-        """Cotangents of the tracked inputs, computed at the result's shape, then summed to each input's."""
+        """Cotangents of the tracked inputs: in the kernel summed to their shapes, or, of strided ones, afterwards."""
         *values, row, shapes = saved
         shape, size = node.shape, ct.size
-        outs: Sequence[Array] = [_empty(0, self.dtype) for _ in self.computed]
-        if outs and size:
-            loop = self._backward_loop()
-            if "x" in self.kinds:
-                outs = run_strided(loop, [ct.reshape(shape), *values], shape)
-            else:
-                outs = loop.run(size, ct, *values, row=row)
+        if not size:
+            return tuple([np.zeros(math.prod(shapes[k]), self.dtype) for k in self.tracked])
+        outs: Sequence[Array] = ()
+        if "x" not in self.kinds:
+            if self.computed:
+                outs = self._backward_loop().run(size, ct, *values, row=row)
+            return self._arranged(outs, ct)
+        if self.computed:
+            outs = run_strided(self._backward_loop(), [ct.reshape(shape), *values], shape)
         cts = [make(one, None, shape, self.dtype, None) for one in self._arranged(outs, ct)]
         return tuple([flat(unbroadcast(one, shapes[k])) for one, k in zip(cts, self.tracked, strict=True)])
 
@@ -205,7 +271,8 @@ def call(op: Elementwise, args: Sequence[Any]) -> Any:
         tracked = tuple([k for k, v in enumerate(values) if isinstance(v, Tensor) and v._node is not None])
         if op.condition and tracked[:1] == (0,):
             tracked = tracked[1:]
-    plan = plan_for(op, dtype, kinds, tracked, plain=plain)
+    merged = plain and op.arity == len(tracked) == 2 and values[0]._node is values[1]._node
+    plan = plan_for(op, dtype, kinds, tracked, plain=plain, merged=merged)
     parts = [_part(value, kind) for value, kind in zip(values, kinds, strict=True)]
     if not size:
         out = _empty(0, plan.result)
@@ -219,7 +286,7 @@ def call(op: Elementwise, args: Sequence[Any]) -> Any:
     nbytes = sum([value.nbytes for value in saved if isinstance(value, np.ndarray)])
     if not plain:
         saved = (*saved, row, tuple([v._shape if isinstance(v, Tensor) else () for v in values]))
-    links = tuple([values[k]._node for k in tracked])
+    links = tuple([values[k]._node for k in (tracked[:1] if merged else tracked)])
     return record(make(out, None, shape, dtype, None), plan, saved, links if len(links) > 1 else links[0], nbytes)
 
 
@@ -255,16 +322,18 @@ def plan_for(
     tracked: tuple[int, ...],
     *,
     plain: bool,
+    merged: bool = False,
     table: dict[DType, Plan] | None = None,
 ) -> Plan:
     """The plan for these kinds, made when first asked for; `plain` if nothing is broadcast.
 
     With `table`, the plan is also entered there by its dtype, with its small kernel compiled.
     """
-    key = (dtype, kinds, tracked, plain)
+    key = (dtype, kinds, tracked, plain, merged)
     plan: Plan | None = op.plans.get(key)
     if plan is None:
-        plan = op.plans[key] = (Plan if plain else BroadcastPlan)(op, dtype, kinds, tracked)
+        plan = Plan(op, dtype, kinds, tracked, merged=merged) if plain else BroadcastPlan(op, dtype, kinds, tracked)
+        op.plans[key] = plan
     if table is not None:
         plan.small = plan.forward.kernel()
         table[dtype] = plan
@@ -430,7 +499,7 @@ def unary(op: Elementwise) -> Callable[[Any], Any]:
 def binary(op: Elementwise, *, unknown: Callable[[str, Any], Any] | None = None) -> Callable[[Any, Any], Any]:
     """The function of two inputs; an operator has `unknown` to answer to a type that it does not know."""
     # By which inputs are tracked (bit 0: first, bit 1: second), for two tensors and for a tensor and a number.
-    both: tuple[dict[DType, Plan], ...] = ({}, {}, {}, {})
+    both: tuple[dict[DType, Plan], ...] = ({}, {}, {}, {}, {})  # the last for one tensor twice
     number: tuple[dict[DType, Plan], ...] = ({}, {})
     keep = op.differentiable
     quick = FLOATS if op.accepts != "bits" else ()
@@ -452,6 +521,8 @@ def binary(op: Elementwise, *, unknown: Callable[[str, Any], Any] | None = None)
                         plans, parents = both[1], first
                     elif first is None:
                         plans, parents = both[2], second
+                    elif first is second:
+                        plans, parents = both[4], first
                     else:
                         plans, parents = both[3], (first, second)
             elif type(x2) is float or type(x2) is int:
@@ -477,7 +548,7 @@ def binary(op: Elementwise, *, unknown: Callable[[str, Any], Any] | None = None)
                 if dtype in quick:
                     kinds = "vv" if type(x2) is Tensor else "vs"
                     tracked = tuple(k for k, x in enumerate((x1, x2)) if parents and type(x) is Tensor and x._node)
-                    plan_for(op, dtype, kinds, tracked, plain=True, table=plans)
+                    plan_for(op, dtype, kinds, tracked, plain=True, merged=plans is both[4], table=plans)
         if unknown is not None and not isinstance(x2, OPERANDS):
             return unknown(op.name, x2)
         return call(op, (x1, x2))

@@ -18,13 +18,12 @@ import numpy as np
 
 from sweepgrad.dtypes import Array, DType
 from sweepgrad.grad_mode import mode
-from sweepgrad.graph import process
 from sweepgrad.graph.node import Node
 from sweepgrad.kernels.expr import Expr, call, const, is_const, reduce, reduction, symbol, symbols, topological
 from sweepgrad.kernels.nest import AXES
 from sweepgrad.ops.loop import Loop
 from sweepgrad.ops.op import OPS, Elementwise, scaled
-from sweepgrad.tensor import Tensor, attach, flat, make
+from sweepgrad.tensor import Tensor, attach, flat, make, record
 
 _LENGTH = {"I": symbol("height"), "J": symbol("width")}
 
@@ -88,6 +87,8 @@ def place(shape: tuple[int, ...], dtype: DType, axes: tuple[int, ...], space: tu
 class Program:
     """Expressions, and the places of what they read and give."""
 
+    fresh = False  # a cotangent may be the one that came in
+
     def __init__(
         self,
         name: str,
@@ -143,25 +144,28 @@ class Program:
         """The outputs; tracked if an input is: then one node for each, which saves the inputs."""
         arrays = tuple(map(flat, tensors))
         outs = self.run(arrays, numbers)
-        tracked = tuple(k for k, t in enumerate(tensors) if t._node is not None) if mode.enabled else ()
-        results = []
-        for k, (out, (_, one)) in enumerate(zip(outs, self.outputs, strict=True)):
-            node = None
-            if tracked and one.dtype.kind == "f":
-                rule = self if len(outs) == 1 else self.only(k)
-                parents: Any = tuple(tensors[i]._node for i in tracked)
-                saved = (arrays, tuple(numbers), tracked)
-                node = Node(rule, saved, parents, sum(a.nbytes for a in arrays), one.shape, one.dtype)
-            result = make(out, None, one.shape, one.dtype, node)
-            if node is not None:
-                process.registry.register(node)
-            results.append(result)
+        results = [
+            make(out, None, one.shape, one.dtype, None) for out, (_, one) in zip(outs, self.outputs, strict=True)
+        ]
+        tracked = tuple([k for k, t in enumerate(tensors) if t._node is not None]) if mode.enabled else ()
+        if tracked:
+            links: Any = tuple([tensors[k]._node for k in tracked])
+            saved = (arrays, tuple(numbers), tracked)
+            nbytes = sum([array.nbytes for array in arrays])
+            for rule, result in zip(self.singles, results, strict=True):
+                if result._dtype.kind == "f":
+                    record(result, rule, saved, links if len(links) > 1 else links[0], nbytes)
         return results
 
-    @functools.cache  # noqa: B019  # as long as the program lives, which is as long as its trace is kept
-    def only(self, k: int) -> Program:
-        """The program of one output."""
-        return Program(self.name, self.dtype, self.inputs, self.numbers, [self.outputs[k]], self.rows, self.n)
+    @functools.cached_property
+    def singles(self) -> list[Program]:
+        """A program for each output."""
+        if len(self.outputs) == 1:
+            return [self]
+        return [
+            Program(self.name, self.dtype, self.inputs, self.numbers, [output], self.rows, self.n)
+            for output in self.outputs
+        ]
 
     def derivative(self, wanted: tuple[int, ...], *, value: bool = False) -> Program:
         """The program of the only output's cotangents by the inputs `wanted`.

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -70,6 +70,7 @@ class Composed(Op):
 class Structural(Composed):
     """An operation with its own forward function and rule; it is the rule of its nodes."""
 
+    fresh: ClassVar[bool] = False  # a cotangent may be the one that came in, or share its memory
     forward: Callable[..., Array | Tensor]
     """From arrays and parameters: an array, or a new plain tensor where the data is at hand as tensors keep it."""
     vjp: Vjp | None

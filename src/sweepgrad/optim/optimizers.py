@@ -101,13 +101,13 @@ class Optimizer:
             loop = self._loops.get(dtype)
             if loop is None:
                 loop = self._loops[dtype] = self._loop(dtype.name)
-            loop.over([old, flat(gradient), *state, *numbers], old.size, outs=[updated, *state])
+            loop.over([old, flat(gradient), *numbers], old.size, outs=[updated, *state])
             param._replace(updated)
 
     def _loop(self, dtype: str) -> Loop:
-        names = ["p", "g", *self.state_names]
-        inputs = [(name, "v", dtype) for name in names] + [(name, "s", dtype) for name in self.number_names]
-        outputs = self.update(*(symbol(name) for name in [*names, *self.number_names]))
+        inputs = [("p", "v", dtype), ("g", "v", dtype)] + [(name, "s", dtype) for name in self.number_names]
+        state = [f"o{k + 1}" for k in range(len(self.state_names))]  # the outputs after the parameter, changed in place
+        outputs = self.update(*(symbol(name) for name in ["p", "g", *state, *self.number_names]))
         return Loop(f"{type(self).__name__} update", outputs, inputs, dtype, dtype)
 
     def numbers(self, step: int) -> tuple[float, ...]:
