@@ -35,6 +35,7 @@ BUILT_IN = {
     UNTRACKED: (RuntimeError,),
     VARIABLE: (RuntimeError,),
     sg.ImmutableError: (TypeError,),
+    sg.FuseError: (TypeError,),
     sg.GraphConsumedError: (RuntimeError,),
     sg.AuditError: (AssertionError,),
 }

@@ -8,6 +8,7 @@ import pytest
 
 import sweepgrad as sg
 from strategies import laid_out
+from sweepgrad.kernels import workers
 from sweepgrad.optim import SGD, Adam, AdamW
 
 STEPS = 20
@@ -255,3 +256,20 @@ def test_parameters_updated_at_different_steps_are_corrected_each_for_its_own_nu
     assert optimizer.steps == [4, 3, 2]
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_many_elements_are_updated_by_several_threads(case, dtype, monkeypatch):
+    monkeypatch.setattr(workers, "PARALLEL", 1)
+    make, plain = CASES[case]
+    rng = np.random.default_rng(0)
+    expected = rng.standard_normal(70_001).astype(dtype)
+    p, rule = sg.asarray(expected, requires_grad=True), plain()
+    optimizer = make([p])
+    for _ in range(3):
+        g = rng.standard_normal(expected.shape).astype(dtype)
+        p.grad = sg.asarray(g)
+        optimizer.step()
+        expected = rule(expected.astype("float64"), g.astype("float64"), 0.1)
+    np.testing.assert_allclose(p.numpy(), expected, rtol=1e-12 if dtype == "float64" else 1e-4, atol=1e-5)

@@ -29,6 +29,12 @@ from sweepgrad.kernels.scalars import CHEAP, CPU, CPU_BEYOND, CPU_INTEGER, LIMIT
 BLOCK = 1024
 """Elements of a loop that accumulates, and of a row of flat data: slices cost little, rounding errors stay small."""
 
+_CHEAP_ENOUGH = 3
+"""Cheap operations that take no longer than to write a value to the nearest cache and read it again."""
+
+_COSTLY = 10
+"""Cheap operations in the time of one that is not."""
+
 AXES = {"v": "IJ", "r": "J", "c": "I", "s": ""}
 
 
@@ -203,19 +209,35 @@ class _Writer:
                 self.passes["row" if slot.kind == "v" else "after"][own].stores.append((expr, slot))
 
     def _keep(self) -> None:
-        """Choose what is put into working memory: costly values that are needed again, by a pass or by every row."""
-        first: dict[Expr, int] = {}
+        """Choose what is put into working memory: what is needed again, by a pass or by every row, and costs more."""
+        costs = self._costs()
+        first: dict[Expr, int] = {}  # the pass that computes a value first
         for number, one in enumerate(self.passes["row"]):
-            known = {expr for expr, where in first.items() if where < number} | set(self.work)
-            for expr in list(self._inner(one.roots(), known)):
-                if self._cheap(expr) or expr in self.work:
+            stack, done = one.roots(), set(self.work)
+            while stack:
+                expr = stack.pop()
+                if expr in done or "J" not in self.axes[expr]:
                     continue
-                if self.axes[expr] == "J":
+                done.add(expr)
+                by_all = self.axes[expr] == "J" and costs[expr] >= _COSTLY
+                if by_all or (costs[expr] > _CHEAP_ENOUGH and first.get(expr, number) < number):
                     self.work[expr] = f"w{len(self.work)}"
-                    self.passes["before"][self.depth[expr]].keeps.append(expr)
-                elif first.setdefault(expr, number) < number:
-                    self.work[expr] = f"w{len(self.work)}"
-                    self.passes["row"][first[expr]].keeps.append(expr)
+                    where = self.passes["before"][self.depth[expr]] if by_all else self.passes["row"][first[expr]]
+                    where.keeps.append(expr)
+                    continue
+                first.setdefault(expr, number)
+                if expr.op != "reduce":
+                    stack.extend(expr.args)
+
+    def _costs(self) -> dict[Expr, int]:
+        """What it takes to compute each value of a row again, in cheap operations."""
+        costs: dict[Expr, int] = {}
+        for expr in self.order:
+            own = 0 if not expr.args or expr.op == "reduce" or "J" not in self.axes[expr] else 1
+            if own and expr.op not in CHEAP:
+                own = _COSTLY
+            costs[expr] = own + (sum(costs[arg] for arg in expr.args) if own else 0)
+        return costs
 
     def _stage(self, one: _Pass) -> None:
         """Choose what is accumulated in a second loop over the same stretch.

@@ -14,12 +14,13 @@ import numpy as np
 from sweepgrad.dtypes import CANONICAL, DTYPES, Array, DType, as_dtype
 from sweepgrad.errors import DTypeError, ShapeError
 from sweepgrad.fusion import Fused, fuse, in_float64
+from sweepgrad.kernels.buffers import empty
 from sweepgrad.ops.elementwise import (
-    divide,
     equal,
     exp,
     isfinite,
     log,
+    reciprocal,
     sqrt,
     square,
     where,
@@ -50,7 +51,7 @@ def _repeat(reduced: Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> Te
 
     Written out, since most consumers want contiguous data, and `np.broadcast_to` alone takes 5 us.
     """
-    flat = np.empty(math.prod(shape), reduced.dtype)
+    flat = empty(math.prod(shape), CANONICAL[reduced.dtype])
     if reduced.size == 1:
         flat.fill(reduced.item())
     else:
@@ -365,7 +366,7 @@ def softmax(x: Any, /, axis: Axis = -1) -> Tensor:
 @fuse
 def _softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     weights = exp(x - _top(x, axes))
-    return divide(weights, sum(weights, axis=axes, keepdims=True))
+    return weights * reciprocal(sum(weights, axis=axes, keepdims=True))  # one division in a row rather than n
 
 
 @composed(like="special.log_softmax(x, axis=axis)", cases=_SOFTMAX_CASES)
