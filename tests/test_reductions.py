@@ -407,3 +407,21 @@ def test_standard_deviation_of_equal_elements_has_derivative_zero():
         x = sg.asarray([[2.0, 2.0], [1.0, 3.0]], requires_grad=True)
         sg.std(x, axis=1).sum().backward(create_graph=create_graph)
         np.testing.assert_allclose(x.grad.numpy(), [[0.0, 0.0], [-0.5, 0.5]])
+
+
+def test_ten_million_equal_numbers_are_added_as_precisely_as_by_numpy():
+    x = np.full(10_000_000, 0.1, np.float32)
+    exact = float(x[0]) * x.size
+    assert abs(sg.sum(x).item() - exact) <= abs(float(x.sum()) - exact)
+    assert abs(sg.mean(x).item() / x[0] - 1) < 1e-7
+    assert sg.sum(x.reshape(-1, 4), axis=0).tolist() == [float(np.float32(exact / 4))] * 4
+
+
+def test_float64_is_added_pairwise():
+    x = np.random.default_rng(0).random(3_000_001)
+    exact = math.fsum(x)
+    assert abs(sg.sum(x).item() - exact) <= 4 * np.finfo(float).eps * exact
+    columns = np.random.default_rng(1).random((500_000, 3))
+    found = sg.sum(columns, axis=0).numpy()
+    for k in range(3):
+        assert abs(found[k] - math.fsum(columns[:, k])) <= 8 * np.finfo(float).eps * found[k]
