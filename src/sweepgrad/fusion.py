@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ from sweepgrad.errors import DTypeError, FuseError
 from sweepgrad.grad_mode import no_grad
 from sweepgrad.kernels.expr import Expr, reduction, symbol, symbols, topological
 from sweepgrad.ops.plan import from_array
-from sweepgrad.ops.program import UNREAD, Place, Program, Space, place, rebuilt, size
+from sweepgrad.ops.program import UNREAD, Place, Program, Space, place, rebuilt
 from sweepgrad.ops.traced import NeedsValue, Number, Trace, Traced, refuse, traced
 from sweepgrad.tensor import Tensor, as_array, flat, make
 
@@ -76,10 +77,10 @@ def in_float64(f: Callable[..., Any]) -> Fused:
 class _Form:
     """How a traced function's results are put together: a tensor, or a tuple or list."""
 
-    def __init__(self, program: Program, kind: type | None) -> None:
+    def __init__(self, program: Program, kind: type | None, recipes: list[Number]) -> None:
         self.program = program
         self.kind = kind
-        self.recipes: list[Number] = []
+        self.recipes = recipes
 
     def built(self, results: list[Tensor]) -> Any:
         return results[0] if self.kind is None else self.kind(results)
@@ -127,13 +128,15 @@ class Fused:
         if any(isinstance(arg, (list, tuple, dict)) for arg in args):
             return None
         leaves, form = self._prepared(tuple(args), {})
-        if form is None or form.kind is not None or size(form.program.outputs[0][1].shape) != 1:
+        if form is None or form.kind is not None or math.prod(form.program.outputs[0][1].shape) != 1:
             return None
         tensors = _tensors(leaves)
-        order = [k for k, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-        if any(t._node is not None for t in tensors) or any(k not in order for k in argnums):
+        if any(t._node is not None for t in tensors) or not all(_is_leaf(args[k]) for k in argnums):
             return None
-        wanted = tuple(order.index(k) for k in argnums)
+        at = [sum(map(_is_leaf, args[:k])) for k in argnums]
+        if any(not isinstance(leaves[k], Tensor) or leaves[k]._dtype not in FLOATS for k in at):
+            return None
+        wanted = tuple(len(_tensors(leaves[:k])) for k in at)
         program = form.program.derivative(wanted, value=True)
         outs = program.run([flat(t) for t in tensors], [recipe.value(leaves) for recipe in form.recipes])
         made = [make(out, None, of.shape, of.dtype, None) for out, (_, of) in zip(outs, program.outputs, strict=True)]
@@ -141,11 +144,12 @@ class Fused:
 
     def _prepared(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], _Form | None]:
         """The arguments' leaves, and what is to be done with them."""
-        leaves: list[Any] = []
-        key = (_structure(args, leaves, self._fixed), _structure(kwargs, leaves, self._fixed) if kwargs else None)
-        if any(type(leaf) is Traced for leaf in leaves):
-            return leaves, None
-        for _ in range(2 + len(leaves)):
+        while True:
+            fixed = self._fixed
+            leaves: list[Any] = []
+            key = (_structure(args, leaves, fixed), _structure(kwargs, leaves, fixed))
+            if any(type(leaf) is Traced for leaf in leaves):
+                return leaves, None
             try:
                 return leaves, self._forms[key]
             except KeyError:
@@ -154,29 +158,23 @@ class Fused:
                 raise DTypeError(
                     f"`{self.__name__}` is fused and got an argument that is not hashable: {error}"
                 ) from None
+            form: _Form | None = None
             try:
-                form: _Form | None = self._traced(args, kwargs, leaves)
+                form = self._traced(args, kwargs, leaves, fixed)
             except NeedsValue as needed:
                 with self._lock:
                     self._fixed |= needed.numbers
-                leaves = []
-                key = (
-                    _structure(args, leaves, self._fixed),
-                    _structure(kwargs, leaves, self._fixed) if kwargs else None,
-                )
                 continue
             except FuseError as error:
                 if not self._fallback:
                     raise
                 warnings.warn(f"{self!r} runs as it is: {error}", RuntimeWarning, stacklevel=3)
-                form = None
             with self._lock:
                 while len(self._forms) >= _KEPT:
                     del self._forms[next(iter(self._forms))]
                 self._forms[key] = form
-        raise AssertionError("tracing does not come to an end")
 
-    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]) -> _Form:
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], fixed: frozenset[int]) -> _Form:
         """Run the function on traced tensors."""
         tensors = _tensors(leaves)
         dtype = _float_dtype(self.__name__, tensors)
@@ -200,7 +198,7 @@ class Fused:
             else:
                 stand_ins.append(Number(("argument", k)))
         rest = iter(stand_ins)
-        given = _filled(args, rest, self._fixed, [0]), _filled(kwargs, rest, self._fixed, [len(leaves)])
+        given = _filled(args, rest, fixed), _filled(kwargs, rest, fixed)
         with no_grad():
             value = self._f(*given[0], **given[1])
         kind = type(value) if type(value) in (tuple, list) else None
@@ -211,9 +209,7 @@ class Fused:
                     self.__name__, f"it returned {type(result).__name__}, not a tensor computed from its arguments"
                 )
         program = _program(self.__name__, trace, dtype, inputs, results)
-        form = _Form(program, kind)
-        form.recipes = list(trace.numbers.values())
-        return form
+        return _Form(program, kind, list(trace.numbers.values()))
 
 
 def _program(name: str, trace: Trace, dtype: DType, inputs: Sequence[Traced], results: Sequence[Traced]) -> Program:
@@ -263,7 +259,7 @@ def _program(name: str, trace: Trace, dtype: DType, inputs: Sequence[Traced], re
 
     exprs = rebuilt(exprs, lowered)
     outputs = list(zip(exprs, places[len(inputs) :], strict=True))
-    rows, n = size(lengths[:cut]), size(lengths[cut:])
+    rows, n = math.prod(lengths[:cut]), math.prod(lengths[cut:])
     return Program(name, trace.dtype, places[: len(inputs)], len(trace.numbers), outputs, rows, n)
 
 
@@ -317,35 +313,38 @@ def _cut(name: str, order: list[int], places: Sequence[tuple[int, ...]], sums: S
 # --- arguments ------------------------------------------------------------------------------------------------------
 
 
+def _is_leaf(value: Any) -> bool:
+    """Whether an argument is an input of the kernel, rather than a container or a part of the trace."""
+    return isinstance(value, (Tensor, float, np.ndarray, np.generic))
+
+
 def _structure(value: Any, leaves: list[Any], fixed: frozenset[int]) -> Any:
     """What of `value` a trace depends on; the leaves, tensors and numbers, are added to `leaves`."""
     kind = type(value)
-    if kind is Tensor or kind is Traced:
-        leaves.append(value)
-        return value._shape, value._dtype
-    if kind is float:
-        leaves.append(value)
-        return value if len(leaves) - 1 in fixed else float
+    if _is_leaf(value):
+        if isinstance(value, float) and not isinstance(value, np.generic):
+            leaves.append(value)
+            return value.hex() if len(leaves) - 1 in fixed else float
+        tensor = value if isinstance(value, Tensor) else from_array("fuse", as_array("fuse", value))
+        leaves.append(tensor)
+        return tensor._shape, tensor._dtype
     if kind is tuple or kind is list:
         return (kind, *[_structure(one, leaves, fixed) for one in value])
     if kind is dict:
         return (kind, *[(name, _structure(one, leaves, fixed)) for name, one in value.items()])
-    if isinstance(value, (np.ndarray, np.generic)):
-        leaves.append(from_array("fuse", as_array("fuse", value)))
-        return leaves[-1]._shape, leaves[-1]._dtype
     return kind, value
 
 
-def _filled(value: Any, leaves: Iterator[Any], fixed: frozenset[int], count: list[int]) -> Any:
+def _filled(value: Any, leaves: Iterator[Any], fixed: frozenset[int]) -> Any:
     """`value` with its leaves replaced, but for the numbers that are fixed."""
     kind = type(value)
-    if kind is tuple or kind is list:
-        return kind(_filled(one, leaves, fixed, count) for one in value)
-    if kind is dict:
-        return {name: _filled(one, leaves, fixed, count) for name, one in value.items()}
-    if isinstance(value, (Tensor, float, np.ndarray, np.generic)):
+    if _is_leaf(value):
         leaf = next(leaves)
         return value if isinstance(leaf, Number) and leaf.recipe[1] in fixed else leaf
+    if kind is tuple or kind is list:
+        return kind(_filled(one, leaves, fixed) for one in value)
+    if kind is dict:
+        return {name: _filled(one, leaves, fixed) for name, one in value.items()}
     return value
 
 

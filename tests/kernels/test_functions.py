@@ -73,9 +73,9 @@ UNARY = {
     "asinh": (_asinh, (-INF, INF), {-INF: -INF, INF: INF}, (-10, 10)),
     "acosh": (MP.acosh, (1, INF), {INF: INF}, (1, 10)),
     "atanh": (_atanh, (-1, 1), {-1.0: -INF, 1.0: INF}, (-1, 1)),
-    "sin": (MP.sin, (-f.SIN_LIMIT, f.SIN_LIMIT), {}, (-100, 100)),
-    "cos": (MP.cos, (-f.COS_LIMIT, f.COS_LIMIT), {}, (-100, 100)),
-    "tan": (MP.tan, (-f.TAN_LIMIT, f.TAN_LIMIT), {}, (-100, 100)),
+    "sin": (MP.sin, (-f.LIMIT, f.LIMIT), {}, (-100, 100)),
+    "cos": (MP.cos, (-f.LIMIT, f.LIMIT), {}, (-100, 100)),
+    "tan": (MP.tan, (-f.LIMIT, f.LIMIT), {}, (-100, 100)),
     "asin": (MP.asin, (-1, 1), {}, (-1, 1)),
     "acos": (MP.acos, (-1, 1), {}, (-1, 1)),
     "atan": (MP.atan, (-INF, INF), {-INF: math.pi / 2 * -1, INF: math.pi / 2}, (-5, 5)),
@@ -166,7 +166,7 @@ def assert_close(got, want, ulps, where):
 def check_unary(x, names=UNARY):
     results = values(x)
     for name in names:
-        known = np.abs(x) <= f.SIN_LIMIT if name in _LIMITED else np.ones(x.size, bool)
+        known = np.abs(x) <= f.LIMIT if name in _LIMITED else np.ones(x.size, bool)
         points = x[known]
         want = np.array([expected(name, point) for point in points], x.dtype)
         assert_close(results[name][known], want, 2, lambda k, name=name, points=points: f"{name}({points[k]!r})")
@@ -461,7 +461,7 @@ def test_strided_arrays_give_the_same_bits(dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_any_argument_of_sines(dtype):
     rng = np.random.default_rng()
-    limit = f.SIN_LIMIT
+    limit = f.LIMIT
     x = np.concatenate([any_numbers(rng, 150, dtype), rng.uniform(-10, 10, 50).astype(dtype), dtype([limit, -limit])])
     x = np.concatenate([x, np.nextafter(x[-2:], dtype(INF) * np.sign(x[-2:])), dtype([INF, NAN])])
     out = np.empty((len(ANY), x.size), dtype)

@@ -32,7 +32,7 @@ def loop():
     x = symbol("x")
     double = call("multiply", x, 2.0)
     total = reduce("sum", call("sin", x), "IJ")
-    return Loop("test", [double, total], [("x", "v", "float64")], "float64", [("v", "float64"), ("s", "float64")])
+    return Loop([double, total], [("x", "v", "float64")], "float64", [("v", "float64"), ("s", "float64")])
 
 
 @pytest.fixture(scope="module")

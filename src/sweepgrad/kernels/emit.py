@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sweepgrad.kernels.expr import Expr, Scalar, topological
-from sweepgrad.kernels.scalars import CPU, CPU_BEYOND, CPU_INTEGER, LIMITS
+from sweepgrad.kernels.scalars import CPU, CPU_BEYOND, CPU_INTEGER, LIMITED
 
 STRIDED_NDIM = 4
 
@@ -29,7 +29,7 @@ class Slot:
     dtype: str
 
 
-_HEADER = '''"""Written by sweepgrad: {title}."""
+_HEADER = '''"""Written by sweepgrad."""
 
 import numba
 import numpy as np
@@ -43,34 +43,34 @@ A = numba.{accumulator}
 '''
 
 
-def header(title: str, dtype: str, accumulator: str | None = None) -> str:
+def header(dtype: str, accumulator: str | None = None) -> str:
     """The module's head: imports, and the types that the loop computes and accumulates in."""
-    return _HEADER.format(title=title, dtype=_type(dtype), accumulator=_type(accumulator or dtype))
+    return _HEADER.format(dtype=_type(dtype), accumulator=_type(accumulator or dtype))
 
 
 def _type(dtype: str) -> str:
     return "boolean" if dtype == "bool" else dtype
 
 
-def literal(value: Scalar, kind: str = "T") -> str:
-    """A constant in the dtype that `kind` stands for."""
+def literal(value: Scalar) -> str:
+    """A constant in the loop's dtype."""
     if isinstance(value, float) and not math.isfinite(value):
-        return f"{kind}({'np.nan' if math.isnan(value) else 'np.inf' if value > 0 else '-np.inf'})"
-    return f"{kind}({value!r})"
+        return f"T({'np.nan' if math.isnan(value) else 'np.inf' if value > 0 else '-np.inf'})"
+    return f"T({value!r})"
 
 
-def limited(exprs: Iterable[Expr]) -> list[tuple[Expr, str]]:
-    """Arguments of operations that hold up to some magnitude only, and that magnitude.
+def limited(exprs: Iterable[Expr]) -> list[Expr]:
+    """Arguments of operations that hold up to some magnitude only.
 
     A loop first looks whether an argument is beyond. Only then does it call the slower function that holds everywhere,
     since a loop with a choice between the two would not be vectorised.
     """
-    return list(dict.fromkeys((expr.args[0], LIMITS[expr.op]) for expr in exprs if expr.op in LIMITS))
+    return list(dict.fromkeys(expr.args[0] for expr in exprs if expr.op in LIMITED))
 
 
-def beyond(text: str, limit: str) -> str:
-    """The statement that notes an argument beyond its limit; NaN is not."""
-    return f"large = p.either(large, abs({text}) > {limit})"
+def beyond(text: str) -> str:
+    """The statement that notes an argument beyond the limit; NaN is not."""
+    return f"large = p.either(large, abs({text}) > f.LIMIT)"
 
 
 def body(outputs: Sequence[Expr], names: dict[str, str], templates: dict[str, str]) -> tuple[list[str], list[str]]:
@@ -93,9 +93,7 @@ def body(outputs: Sequence[Expr], names: dict[str, str], templates: dict[str, st
     return lines, [texts[output] for output in outputs]
 
 
-def elementwise(
-    title: str, outputs: Sequence[tuple[Expr, Slot]], inputs: Sequence[Slot], dtype: str
-) -> tuple[str, list[str]]:
+def elementwise(outputs: Sequence[tuple[Expr, Slot]], inputs: Sequence[Slot], dtype: str) -> tuple[str, list[str]]:
     """The source and the arguments' types of a kernel for few elements, or with strides: inputs, then outputs."""
     strided = any(slot.kind == "x" for slot in inputs)
     layouts = {"s": "", "x": f":{STRIDED_NDIM}A", "v": ":1C"}
@@ -116,8 +114,8 @@ def elementwise(
 
     risky = limited(topological([expr for expr, _ in outputs]))
     if risky:
-        look, texts = body([arg for arg, _ in risky], names, templates)
-        look += [beyond(text, limit) for text, (_, limit) in zip(texts, risky, strict=True)]
+        look, texts = body(risky, names, templates)
+        look += map(beyond, texts)
         lines = ["large = np.int32(0)", *loops, *("    " * len(indices) + line for line in look)]
         lines += ["if large:", *("    " + line for line in loop(templates | CPU_BEYOND))]
         lines += ["else:", *("    " + line for line in loop(templates))]
@@ -125,4 +123,4 @@ def elementwise(
         lines = loop(templates)
     arguments = [*(slot.name for slot in inputs), *(slot.name for _, slot in outputs)]
     source = "\n".join([f"def kernel({', '.join(arguments)}):", *(f"    {line}" for line in lines)]) + "\n"
-    return header(title, dtype) + source, signature
+    return header(dtype) + source, signature

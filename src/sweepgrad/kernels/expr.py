@@ -9,6 +9,7 @@ An `Expr` has no truth value: the scalar language has `where` instead of `if`.
 from __future__ import annotations
 
 import operator
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 
@@ -16,6 +17,7 @@ from sweepgrad.errors import DTypeError
 
 Scalar = float | int | bool
 
+_lock = threading.RLock()  # two threads that make one expression must get one object
 _interned: weakref.WeakValueDictionary[tuple[object, ...], Expr] = weakref.WeakValueDictionary()
 
 _FOLDED: dict[str, Callable[[Scalar, Scalar], Scalar]] = {
@@ -65,11 +67,12 @@ class Expr:
 def _make(op: str, args: tuple[Expr, ...], value: Scalar | str | None) -> Expr:
     # repr tells 0.0 from -0.0, and type(...) 1 from 1.0 and True, which compare equal
     key = (op, *map(id, args), type(value), repr(value))
-    found = _interned.get(key)
-    if found is None:
-        found = object.__new__(Expr)
-        found.op, found.args, found.value = op, args, value
-        _interned[key] = found
+    with _lock:
+        found = _interned.get(key)
+        if found is None:
+            found = object.__new__(Expr)
+            found.op, found.args, found.value = op, args, value
+            _interned[key] = found
     return found
 
 
@@ -91,7 +94,7 @@ def call(op: str, *args: Expr | Scalar) -> Expr:
 
 
 def reduce(kind: str, x: Expr, over: str) -> Expr:
-    """`x` reduced over axes of a loop nest (see `kernels.nest`): `over` is I, J or IJ, `kind` one of `REDUCTIONS`."""
+    """`x` reduced by a kind in `REDUCTIONS`; `over` names axes: I, J or IJ in a loop nest, labels in a trace."""
     return _make("reduce", (x,), f"{kind} {over}")
 
 

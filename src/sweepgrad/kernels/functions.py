@@ -2,7 +2,7 @@
 
 Each takes float32 to float32 and every other number to float64, within 2 ulp of the correctly rounded result, with
 subnormals, infinities, NaN and signed zeros as in C99. In a loop they are vectorised by LLVM. sin, cos and tan hold up
-to `SIN_LIMIT`, `COS_LIMIT` and `TAN_LIMIT`; `sin_any`, `cos_any` and `tan_any` give the same bits up to there, and the
+to `LIMIT`; `sin_any`, `cos_any` and `tan_any` give the same bits up to there, and the
 C library's result beyond, one element at a time.
 """
 
@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from sweepgrad.kernels import functions_exp, functions_log, functions_trig
 from sweepgrad.kernels.machine import binary, unary
 
-SIN_LIMIT = COS_LIMIT = TAN_LIMIT = 2.0**40
+LIMIT = 2.0**40
 """The largest magnitudes for which sin, cos and tan are right: beyond, x * 2/pi is not known to a fraction of one."""
 
 exp = unary(functions_exp.exp)
@@ -68,16 +68,16 @@ _rounded: Any = intrinsic(_rounded_type)
 @_njit
 def sin_any(x):  # type: ignore[no-untyped-def]
     """sin(x) for every x."""
-    return sin(x) if abs(x) <= SIN_LIMIT else _rounded(math.sin(numba.float64(x)), x)
+    return sin(x) if abs(x) <= LIMIT else _rounded(math.sin(numba.float64(x)), x)
 
 
 @_njit
 def cos_any(x):  # type: ignore[no-untyped-def]
     """cos(x) for every x."""
-    return cos(x) if abs(x) <= COS_LIMIT else _rounded(math.cos(numba.float64(x)), x)
+    return cos(x) if abs(x) <= LIMIT else _rounded(math.cos(numba.float64(x)), x)
 
 
 @_njit
 def tan_any(x):  # type: ignore[no-untyped-def]
     """tan(x) for every x."""
-    return tan(x) if abs(x) <= TAN_LIMIT else _rounded(math.tan(numba.float64(x)), x)
+    return tan(x) if abs(x) <= LIMIT else _rounded(math.tan(numba.float64(x)), x)

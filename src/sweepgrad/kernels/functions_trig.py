@@ -90,17 +90,17 @@ def _tan(x: V, width: int) -> V:
 
 
 def sin(x: V) -> V:
-    """Sine; |x| up to SIN_LIMIT."""
+    """Sine; |x| up to LIMIT."""
     return _in_float64(_sin, x)
 
 
 def cos(x: V) -> V:
-    """Cosine; |x| up to COS_LIMIT."""
+    """Cosine; |x| up to LIMIT."""
     return _in_float64(_cos, x)
 
 
 def tan(x: V) -> V:
-    """Tangent; |x| up to TAN_LIMIT."""
+    """Tangent; |x| up to LIMIT."""
     return _in_float64(_tan, x)
 
 

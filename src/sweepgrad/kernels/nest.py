@@ -17,25 +17,15 @@ pairwise when all are there, so results depend on the number of rows in a chunk,
 Numbers are added up in lanes within at most `BLOCK` elements, these sums one after the other within a row and a chunk.
 """
 
-import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from sweepgrad.kernels.emit import Slot, beyond, header, limited, literal
-from sweepgrad.kernels.expr import Expr, reduction, symbol, topological
-from sweepgrad.kernels.scalars import CHEAP, CPU, CPU_BEYOND, CPU_INTEGER, LIMITS, REDUCTIONS, Reduction
-
-BLOCK = 1024
-"""Elements of a loop that accumulates, and of a row of flat data: slices cost little, rounding errors stay small."""
-
-_CHEAP_ENOUGH = 3
-"""Cheap operations that take no longer than to write a value to the nearest cache and read it again."""
-
-_COSTLY = 10
-"""Cheap operations in the time of one that is not."""
-
-AXES = {"v": "IJ", "r": "J", "c": "I", "s": ""}
+from sweepgrad.kernels.expr import Expr, reduction, symbol
+from sweepgrad.kernels.passes import BLOCK, Pass, Passes, Total
+from sweepgrad.kernels.scalars import LIMITED, REDUCTIONS, Reduction
 
 
 @dataclass(frozen=True)
@@ -61,7 +51,6 @@ class Nest:
 
 
 def nest(
-    title: str,
     outputs: Sequence[tuple[Expr, Slot]],
     inputs: Sequence[Slot],
     dtype: str,
@@ -78,7 +67,7 @@ def nest(
     """
     writer = _Writer(outputs, inputs, dtype, chunked, columns, short, streamed)
     wide = "float64" if dtype == "float32" else dtype
-    source = header(title, dtype, wide) + writer.write()
+    source = header(dtype, wide) + writer.write()
     layouts = {"v": ":1C", "r": ":1C", "c": ":1C", "s": ""}
     signature = [slot.dtype + layouts[slot.kind] for slot in inputs] + ["int64"] * 3
     if chunked:
@@ -95,193 +84,14 @@ def nest(
     return Nest(source, tuple(signature), writer.flat, tuple(partials), len(writer.work), len(writer.blocks), dtype)
 
 
-@dataclass
-class _Total:
-    """A reduction over I or IJ, and the name of its partial results."""
+class _Writer(Passes):
+    """Writes the text of what `Passes` has put in order."""
 
-    expr: Expr
-    rule: Reduction
-    row: bool
-    name: str
-
-
-@dataclass
-class _Pass:
-    """What one walk along J does."""
-
-    sums: list[Expr] = field(default_factory=list)  # reductions over J
-    totals: list[_Total] = field(default_factory=list)
-    stores: list[tuple[Expr, Slot]] = field(default_factory=list)
-    keeps: list[Expr] = field(default_factory=list)  # values to be put into working memory
-    staged: dict[Expr, str] = field(default_factory=dict)  # values that a second loop accumulates, and where they wait
-
-    def roots(self) -> list[Expr]:
-        """What the walk has to compute."""
-        reduced = [*self.sums, *(total.expr for total in self.totals)]
-        return [*(expr.args[0] for expr in reduced), *(expr for expr, _ in self.stores), *self.keeps]
-
-
-class _Writer:
-    """Expressions fall into three regions: `before` any row, in each `row`, and `after` all rows.
-
-    Each region walks along J as often as reductions over J depend on each other.
-    """
-
-    def __init__(
-        self,
-        outputs: Sequence[tuple[Expr, Slot]],
-        inputs: Sequence[Slot],
-        dtype: str,
-        chunked: bool,
-        columns: int | None,
-        short: bool,
-        streamed: bool,
-    ) -> None:
-        self.outputs, self.inputs, self.dtype, self.chunked = outputs, inputs, dtype, chunked
-        self.templates = CPU_INTEGER if "int" in dtype else CPU
-        self.everywhere = self.templates | CPU_BEYOND  # outside of loops that are to be vectorised
-        self.order = list(topological([expr for expr, _ in outputs]))
-        self.axes: dict[Expr, str] = {}
-        self.depth: dict[Expr, int] = {}
-        """Walks along J that have to come before, within the expression's region."""
-        self.region: dict[Expr, str] = {}
-        self.slots = {slot.name: slot for slot in (*inputs, *(slot for _, slot in outputs))}
-        kinds = {slot.name: slot.kind for slot in self.slots.values()}
-        for expr in self.order:
-            self._analyse(expr, kinds)
-        self.flat = {slot.kind for slot in inputs} <= {"v", "s"} and all(
-            reduction(expr)[1] == "IJ" for expr in self.order if expr.op == "reduce"
-        )
-        self.sums: dict[Expr, str] = {}
-        self.columns = None if self.flat else columns
-        self.short = short or self.columns is not None
-        self.totals: list[_Total] = []
-        self.work: dict[Expr, str] = {}
-        self.passes = {
-            region: [_Pass() for _ in range(1 + max(self.depth.values()))] for region in ("before", "row", "after")
-        }
-        streams = [slot.name for _, slot in outputs if streamed and slot.kind == "v" and slot.dtype == dtype != "bool"]
-        self.streams = {name: f"s{k}" for k, name in enumerate(streams)}
-        self._plan()
-        self._keep()
-        self.blocks: set[str] = set(self.streams.values())
-        for one in itertools.chain(*self.passes.values()):
-            self._stage(one)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.lines: list[str] = []
         self.indent = 0
         self.count = 0
-
-    def _analyse(self, expr: Expr, kinds: dict[str, str]) -> None:
-        axes = {axis for arg in expr.args for axis in self.axes[arg]}
-        late = any(self.region[arg] == "after" for arg in expr.args)
-        over = ""
-        if expr.op == "symbol":
-            axes = set(AXES[kinds.get(str(expr.value), "s")])
-        elif expr.op == "reduce":
-            over = reduction(expr)[1]
-            assert set(over) <= axes, f"{expr} reduces an axis on which its argument does not depend"
-            axes -= set(over)
-        late = late or "I" in over
-        assert not (late and "I" in axes), f"{expr} needs all rows before the first"
-        self.axes[expr] = "".join(sorted(axes))
-        self.region[expr] = "after" if late else "row" if "I" in axes else "before"
-        same = [self.depth[arg] for arg in expr.args if self.region[arg] == self.region[expr]]
-        self.depth[expr] = max(same, default=0) + (over == "J")
-
-    def _plan(self) -> None:
-        """Put every reduction and output where it belongs."""
-        for expr in self.order:
-            if expr.op != "reduce":
-                continue
-            kind, over = reduction(expr)
-            arg = expr.args[0]
-            if over == "J":
-                self.passes[self.region[expr]][self.depth[expr] - 1].sums.append(expr)
-                self.sums[expr] = f"a{len(self.sums)}"
-                continue
-            total = _Total(expr, REDUCTIONS[kind], "J" in self.axes[expr], f"p{len(self.totals)}")
-            self.totals.append(total)
-            if "J" in self.axes[arg]:
-                self.passes["row"][self.depth[arg]].totals.append(total)
-        for expr, slot in self.outputs:
-            if "J" in AXES[slot.kind]:
-                own = self.depth[expr] if self.region[expr] == ("row" if slot.kind == "v" else "after") else 0
-                self.passes["row" if slot.kind == "v" else "after"][own].stores.append((expr, slot))
-
-    def _keep(self) -> None:
-        """Choose what is put into working memory: what is needed again, by a pass or by every row, and costs more."""
-        costs = self._costs()
-        first: dict[Expr, int] = {}  # the pass that computes a value first
-        for number, one in enumerate(self.passes["row"]):
-            stack, done = one.roots(), set(self.work)
-            while stack:
-                expr = stack.pop()
-                if expr in done or "J" not in self.axes[expr]:
-                    continue
-                done.add(expr)
-                by_all = self.axes[expr] == "J" and costs[expr] >= _COSTLY
-                if by_all or (costs[expr] > _CHEAP_ENOUGH and first.get(expr, number) < number):
-                    self.work[expr] = f"w{len(self.work)}"
-                    where = self.passes["before"][self.depth[expr]] if by_all else self.passes["row"][first[expr]]
-                    where.keeps.append(expr)
-                    continue
-                first.setdefault(expr, number)
-                if expr.op != "reduce":
-                    stack.extend(expr.args)
-
-    def _costs(self) -> dict[Expr, int]:
-        """What it takes to compute each value of a row again, in cheap operations."""
-        costs: dict[Expr, int] = {}
-        for expr in self.order:
-            own = 0 if not expr.args or expr.op == "reduce" or "J" not in self.axes[expr] else 1
-            if own and expr.op not in CHEAP:
-                own = _COSTLY
-            costs[expr] = own + (sum(costs[arg] for arg in expr.args) if own else 0)
-        return costs
-
-    def _stage(self, one: _Pass) -> None:
-        """Choose what is accumulated in a second loop over the same stretch.
-
-        A loop goes over as many elements at once as the widest type in it allows: functions of float32 take twice
-        as long beside an accumulator of float64.
-        """
-        known = self._known(one)
-        wide = [
-            expr.args[0]
-            for expr in (*one.sums, *(total.expr for total in one.totals))
-            if REDUCTIONS[reduction(expr)[0]].accumulator == "A"
-        ]
-        computed = [expr for expr in self._inner(one.roots(), known) if expr not in known]
-        if self.dtype != "float32" or not wide or all(map(self._cheap, computed)):
-            return
-        for arg in wide:
-            if arg in known or not arg.args:
-                one.staged[arg] = ""  # can be read again
-            elif arg not in one.staged:
-                one.staged[arg] = f"b{sum(map(bool, one.staged.values()))}"
-        self.blocks |= set(filter(None, one.staged.values()))
-
-    def _known(self, one: _Pass) -> set[Expr]:
-        """Values that a pass finds in working memory."""
-        return {expr for expr in self.work if expr not in one.keeps}
-
-    def _cheap(self, expr: Expr) -> bool:
-        return not expr.args or expr.op in CHEAP or expr.op == "reduce"
-
-    def _inner(self, roots: Iterable[Expr], known: set[Expr]) -> Iterator[Expr]:
-        """What a loop over J computes for `roots`: nothing below a reduction, nor below what is `known`."""
-        done: set[Expr] = set()
-        stack = list(roots)
-        while stack:
-            expr = stack.pop()
-            if expr in done or "J" not in self.axes[expr]:
-                continue
-            done.add(expr)
-            yield expr
-            if expr not in known and expr.op != "reduce":
-                stack.extend(expr.args)
-
-    # --- text -------------------------------------------------------------------------------------------------------
 
     def put(self, line: str) -> None:
         """Add one line."""
@@ -382,7 +192,7 @@ class _Writer:
             and all(total.row for total in self.totals)
             and not (first.sums or first.stores or first.keeps or first.staged or any(one.roots() for one in others))
             and not any(slot.kind == "c" for slot in (*self.inputs, *(slot for _, slot in self.outputs)))
-            and not any(expr.op in LIMITS for expr in self.order)
+            and not any(expr.op in LIMITED for expr in self.order)
         )
 
     def _four_rows(self, first: str, last: str, before: dict[Expr, str]) -> None:
@@ -408,7 +218,7 @@ class _Writer:
                         step = total.rule.step.format(acc=step, x=texts[total.expr.args[0]])
                     self.put(f"{total.name}_[j] = {step}")
 
-    def _combine(self, total: _Total) -> None:
+    def _combine(self, total: Total) -> None:
         """Combine the partial results of a group's chunks, pairwise."""
         name, rule = total.name, total.rule
         self.put(f"{name}_own = {name}[g * per : (g + 1) * per]")
@@ -497,7 +307,7 @@ class _Writer:
             if slot.kind == "c" and own == depth:
                 self.put(f"{slot.name}[i] = {texts[expr]}")
 
-    def _walk(self, one: _Pass, texts: dict[Expr, str], start: str) -> None:
+    def _walk(self, one: Pass, texts: dict[Expr, str], start: str) -> None:
         """One walk along J, in stretches of at most `BLOCK` elements where something is accumulated."""
         names = [self.sums[expr] for expr in one.sums]
         rules = [REDUCTIONS[reduction(expr)[0]] for expr in one.sums]
@@ -518,7 +328,7 @@ class _Writer:
             self.put(f"{name}_end = T({rule.finish.format(acc=f'{name}_sum', count='n')})")
             texts[expr] = f"{name}_end"
 
-    def _stretch(self, one: _Pass, outer: dict[Expr, str], start: str, column: str) -> None:
+    def _stretch(self, one: Pass, outer: dict[Expr, str], start: str, column: str) -> None:
         """The loop over `m` elements, from `start` in whole arrays and from `column` in a row."""
         known = self._known(one)
         inner = set(self._inner(one.roots(), known))
@@ -536,9 +346,9 @@ class _Writer:
             self.put("large = np.int32(0)")
             with self.block("for j in range(m):"):
                 trial = dict(texts)
-                self._compute(self._below([arg for arg, _ in risky], ordered), trial)
-                for arg, limit in risky:
-                    self.put(beyond(trial[arg], limit))
+                self._compute(self._below(risky, ordered), trial)
+                for arg in risky:
+                    self.put(beyond(trial[arg]))
             with self.block("if large:"):
                 self._loop(one, ordered, dict(texts), steps, self.everywhere)
             with self.block("else:"):
@@ -568,7 +378,7 @@ class _Writer:
 
     def _loop(
         self,
-        one: _Pass,
+        one: Pass,
         ordered: Sequence[Expr],
         texts: dict[Expr, str],
         steps: Sequence[tuple[str, Reduction, Expr]],
@@ -588,7 +398,7 @@ class _Writer:
                 self.put(f"{self.streams.get(slot.name, slot.name + '_')}[j] = {texts[expr]}")
 
     def _slices(
-        self, one: _Pass, inner: set[Expr], texts: dict[Expr, str], start: str, column: str, tail: str = ""
+        self, one: Pass, inner: set[Expr], texts: dict[Expr, str], start: str, column: str, tail: str = ""
     ) -> None:
         """Slices of all arrays that a stretch walks: so the index is a plain loop variable.
 

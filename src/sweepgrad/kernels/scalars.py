@@ -75,10 +75,10 @@ CPU_INTEGER = CPU | {
 }
 """The same where the loop computes in integers."""
 
-LIMITS = {"sin": "f.SIN_LIMIT", "cos": "f.COS_LIMIT", "tan": "f.TAN_LIMIT"}
-"""Largest magnitude of the argument for which the template holds."""
+LIMITED = ("sin", "cos", "tan")
+"""Operations whose template holds for arguments of a magnitude up to `f.LIMIT`."""
 
-CPU_BEYOND = {name: f"f.{name}_any({{}})" for name in LIMITS}
+CPU_BEYOND = {name: f"f.{name}_any({{}})" for name in LIMITED}
 """What holds beyond, with the same bits below, one element at a time."""
 
 

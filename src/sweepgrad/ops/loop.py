@@ -16,7 +16,8 @@ from sweepgrad.kernels.buffers import POOLED_FROM, empty
 from sweepgrad.kernels.cpu import Kernel, compile_kernel
 from sweepgrad.kernels.emit import Slot, elementwise
 from sweepgrad.kernels.expr import Expr, topological
-from sweepgrad.kernels.nest import BLOCK, Nest, nest
+from sweepgrad.kernels.nest import Nest, nest
+from sweepgrad.kernels.passes import BLOCK
 from sweepgrad.kernels.scalars import CHEAP
 from sweepgrad.kernels.workers import crew, new_task
 from sweepgrad.tensor import Tensor
@@ -31,8 +32,8 @@ SHORT = 16
 _CHUNK = 1 << 15
 """Elements in a chunk: 10 us or more of work, against 0.1 us to take one."""
 
-_ROWS = 1 << 18, 1 << 10
-"""Most elements and most rows of a chunk with a row of partial results, which have to be combined at the end."""
+_MOST_ELEMENTS, _MOST_ROWS = 1 << 18, 1 << 10
+"""Of a chunk with a row of partial results, which have to be combined at the end."""
 
 
 _KEPT = 1024
@@ -70,7 +71,6 @@ class Loop:
 
     def __init__(
         self,
-        title: str,
         outputs: Sequence[Expr],
         inputs: Sequence[tuple[str, str, str]],
         dtype: str,
@@ -86,11 +86,11 @@ class Loop:
         self._whole = not reduces and all(kind == "v" for kind, _ in results)
         slots = [Slot(name, kind, of) for name, kind, of in inputs]
         targets = [(e, Slot(f"o{k}", *result)) for k, (e, result) in enumerate(zip(outputs, results, strict=True))]
-        self._build: Callable[..., Nest] = functools.partial(nest, title, targets, slots, dtype)
+        self._build: Callable[..., Nest] = functools.partial(nest, targets, slots, dtype)
         self._variants: dict[tuple[bool, int | None, bool, bool], tuple[Nest, Kernel]] = {}
         self._runs: dict[tuple[int, int, int], _Run] = {}
         self._plain: Kernel | None = None
-        self._plain_source = functools.partial(elementwise, title, targets, slots, dtype)
+        self._plain_source = functools.partial(elementwise, targets, slots, dtype)
 
     def kernel(self) -> Kernel:
         """The entry point for few elements where nothing is reduced: takes the inputs and the outputs.
@@ -152,7 +152,7 @@ class Loop:
                 rows, n = -(-size // BLOCK), size
                 step = _CHUNK // BLOCK
             elif any(row for _, row in made.partials):
-                step = max(1, min(_ROWS[0] // max(n, 1), _ROWS[1]))
+                step = max(1, min(_MOST_ELEMENTS // max(n, 1), _MOST_ROWS))
             else:
                 step = max(1, _CHUNK // max(n, 1))
             chunks = groups * max(1, -(-rows // step)) if chunked else groups

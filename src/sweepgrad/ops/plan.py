@@ -64,7 +64,7 @@ class Plan:
         self.merged = merged
         self.result = BOOL if op.result == "bool" else dtype
         inputs = list(zip(op.inputs, kinds, self._input_dtypes(), strict=True))
-        self.forward = Loop(op.name, [op.forward], inputs, dtype.name, self.result.name)
+        self.forward = Loop([op.forward], inputs, dtype.name, self.result.name)
         partials = [op.derivatives[k] for k in tracked]
         grads = [scaled(_CT, partial) for partial in partials]
         self.grads = [functools.reduce(operator.add, grads)] if merged else grads
@@ -99,7 +99,7 @@ class Plan:
                 for k, grad in enumerate(self.computed)
             ]
             results = [(kind, self.dtype.name) for kind in self._result_kinds()]
-            loop = self.loops[added] = Loop(f"{self.name}, backward", outputs, inputs, self.dtype.name, results)
+            loop = self.loops[added] = Loop(outputs, inputs, self.dtype.name, results)
         return loop
 
     def _result_kinds(self) -> str:

@@ -20,7 +20,7 @@ from sweepgrad.dtypes import Array, DType
 from sweepgrad.grad_mode import mode
 from sweepgrad.graph.node import Node
 from sweepgrad.kernels.expr import Expr, call, const, is_const, reduce, reduction, symbol, symbols, topological
-from sweepgrad.kernels.nest import AXES
+from sweepgrad.kernels.passes import AXES
 from sweepgrad.ops.loop import Loop
 from sweepgrad.ops.op import OPS, Elementwise, scaled
 from sweepgrad.tensor import Tensor, attach, flat, make, record
@@ -136,7 +136,7 @@ class Program:
             inputs = [env[name][0].item() if name in stage.numbers else env[name] for name in stage.reads]
             env.update(zip(stage.writes, stage.loop.over(inputs, self.n, rows=self.rows), strict=True))
         return [
-            np.zeros(size(one.shape), one.dtype) if one.kind == UNREAD else one.store(env[f"o{k}"])
+            np.zeros(math.prod(one.shape), one.dtype) if one.kind == UNREAD else one.store(env[f"o{k}"])
             for k, (_, one) in enumerate(self.outputs)
         ]
 
@@ -393,19 +393,12 @@ def _stages(program: Program) -> list[Stage]:
             continue
         reads = tuple(sorted(symbols(cut) & slots.keys()))
         inputs = [(name, *slots[name]) for name in reads]
-        loop = _loop(
-            program.name, tuple(cut), tuple(inputs), program.dtype.name, tuple((k, d) for _, _, k, d in wanted)
-        )
+        loop = _loop(tuple(cut), tuple(inputs), program.dtype.name, tuple((k, d) for _, _, k, d in wanted))
         numbers = frozenset(name for name in reads if name.startswith("u") and slots[name][0] == "s")
         stages.append(Stage(loop, reads, numbers, tuple(name for name, _, _, _ in wanted)))
     return stages[::-1]
 
 
 @functools.lru_cache(maxsize=1024)
-def _loop(title: str, outputs: Any, inputs: Any, dtype: str, results: Any) -> Loop:
-    return Loop(title, outputs, inputs, dtype, results)
-
-
-def size(lengths: Iterable[int]) -> int:
-    """Product of lengths."""
-    return math.prod(lengths)
+def _loop(outputs: Any, inputs: Any, dtype: str, results: Any) -> Loop:
+    return Loop(outputs, inputs, dtype, results)

@@ -109,7 +109,7 @@ class Reducer:
             expr = reduce(kind, symbol("x"), over)
             slot = {"IJ": "s", "J": "c", "I": "r"}[over]
             found = self._loops[key] = Loop(
-                kind, [expr], [("x", "v", dtype.name)], _computed(dtype, result), [(slot, result.name)]
+                [expr], [("x", "v", dtype.name)], _computed(dtype, result), [(slot, result.name)]
             )
         return found
 

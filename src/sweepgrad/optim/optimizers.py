@@ -108,7 +108,7 @@ class Optimizer:
         inputs = [("x0", "v", dtype), ("x1", "v", dtype)] + [(name, "s", dtype) for name in self.number_names]
         state = [f"o{k + 1}" for k in range(len(self.state_names))]  # the outputs after the parameter, changed in place
         outputs = self.update(*(symbol(name) for name in ["x0", "x1", *state, *self.number_names]))
-        return Loop(f"{type(self).__name__} update", outputs, inputs, dtype, dtype)
+        return Loop(outputs, inputs, dtype, dtype)
 
     def numbers(self, step: int) -> tuple[float, ...]:
         """The values of `number_names` for a parameter's update number `step`, counted from 1."""
