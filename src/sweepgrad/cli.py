@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     warmup_parser = commands.add_parser(
         "warmup",
         help="compile the common kernels ahead",
-        description="Compile the kernels of all operations, of the optimisers and of common losses, forward and "
+        description="Compile the kernels of the common operations, of the optimisers and of common losses, forward and "
         f"backward, for small and large arrays. They are kept in {CACHE_DIR}; what is there already is not compiled "
         "again.",
     )

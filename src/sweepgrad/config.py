@@ -126,4 +126,9 @@ def num_threads() -> int:
                 f"`{NUM_THREADS}` is {chosen!r}; accepted are integers from 1, or nothing for all cores"
             )
         return int(chosen)
+    return usable_cores()
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

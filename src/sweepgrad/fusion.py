@@ -2,7 +2,7 @@
 
 A function is traced once for each combination of its arguments' shapes and dtypes, and of the arguments that are not
 tensors, arrays or floats; what it computes then is a `Program`. Kernels depend on ranks and on the pattern of
-broadcasting only, so a new length compiles nothing.
+broadcasting only, so a new length compiles nothing; but see `ops.loop.SHORT`, and floats whose values are asked for.
 """
 
 from __future__ import annotations

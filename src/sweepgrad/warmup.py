@@ -6,7 +6,6 @@ one dtype. A task whose kernels are in the cache only loads them.
 
 import math
 import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import sweepgrad as sg
+from sweepgrad.config import usable_cores
 from sweepgrad.kernels.cpu import COUNTS
 from sweepgrad.ops.op import OPS, Elementwise, Op
 from sweepgrad.tensor import Tensor
@@ -81,8 +81,7 @@ def perform_all(todo: Sequence[Task], jobs: int) -> Iterator[Outcome]:
 
 def default_jobs() -> int:
     """One process for each processor that this one may use, but no more than 8, as each takes some 200 MB."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, available)
+    return min(8, usable_cores())
 
 
 # --- elementwise rows -----------------------------------------------------------------------------------------------
@@ -126,7 +125,8 @@ def _spread(
 
 def _backward(result: Tensor) -> None:
     """Compute `result`, and run backward through it if it is tracked."""
-    result.numpy() if not result.requires_grad else result.backward(sg.full(result.shape, 0.5, dtype=result.dtype))
+    if result.requires_grad:
+        result.backward(sg.full(result.shape, 0.5, dtype=result.dtype))
 
 
 # --- everything else ------------------------------------------------------------------------------------------------

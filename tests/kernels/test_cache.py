@@ -142,20 +142,6 @@ def test_processes_that_write_at_once(tmp_path):
     assert not [path for path in entries if path.suffix == ".tmp"]
 
 
-def test_a_kernel_that_allocates_gets_numbas_allocator(tmp_path):
-    code = """
-import sys
-import numpy as np
-from sweepgrad.kernels import cpu
-source = "import numpy as np\\ndef kernel(o):\\n    a = np.empty(o.size)\\n    a[:] = 2.5\\n    o[:] = a[::-1]\\n"
-out = np.zeros(50)
-cpu.compile_kernel(source, ["float64:1C"])(out)
-print(out.sum(), cpu.COUNTS["compiled"])
-"""
-    first, second = (python("-c", code, settings={CACHE_DIR: str(tmp_path / "cache")}) for _ in range(2))
-    assert (first.stdout, second.stdout) == ("125.0 1\n", "125.0 0\n"), first.stderr + second.stderr
-
-
 # --- damaged --------------------------------------------------------------------------------------------------------
 
 

@@ -28,15 +28,15 @@ _POINTER = _I8.as_pointer()
 _POINTERS = _POINTER.as_pointer()
 
 
-def compile_code(name: str, function: Any, signature: Sequence[str], *, allocates: bool) -> Code:
-    """The code of `function` for arguments of the types `signature`; `allocates` if it makes arrays of its own."""
+def compile_code(name: str, function: Any, signature: Sequence[str]) -> Code:
+    """The code of `function` for arguments of the types `signature`; it allocates nothing."""
     argtypes = tuple(numba_type(one) for one in signature)
     flags = _numba.compiler.Flags()
     flags.no_compile = flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
     flags.error_model = "numpy"
     flags.noalias = True
     flags.no_rewrites = True  # of expressions with whole arrays, of which kernels have none: 5 % of a compilation
-    flags.nrt = allocates  # reference counts would cost time, even if only to be removed
+    flags.nrt = False  # reference counts would cost time, even if only to be removed
     cpu = _numba.registry.cpu_target
     typing, target = cpu.typing_context, cpu.target_context
     with global_compiler_lock:
@@ -132,7 +132,7 @@ class _Wrapper:
         builder.position_at_end(self.refusal)
         self._call("PyErr_BadArgument", _I32)
         builder.ret(_POINTER(None))
-        builder.position_at_end(failure)  # nothing but allocation can fail: division and indexing are unchecked
+        builder.position_at_end(failure)  # which no kernel of ours comes to: division and indexing are unchecked
         self._call("PyErr_NoMemory", _POINTER)
         builder.ret(_POINTER(None))
 

@@ -100,7 +100,7 @@ def _compile(
     try:
         from sweepgrad.kernels.compiler import compile_code
 
-        code = compile_code(name, function, signature, allocates="np.empty" in source)
+        code = compile_code(name, function, signature)
         kernels = load(code)
     except Exception as error:
         return _compile_plainly(function, signature, error)

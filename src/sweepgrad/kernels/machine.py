@@ -41,7 +41,6 @@ class Format:
 F32 = Format(bits=32, mantissa=23, bias=127)
 F64 = Format(bits=64, mantissa=52, bias=1023)
 
-_MASK: Any = ir.IntType(1)
 _FLOATS: dict[int, Any] = {32: ir.FloatType(), 64: ir.DoubleType()}
 _INTEGERS: dict[int, Any] = {32: ir.IntType(32), 64: ir.IntType(64)}
 _FORMATS = {_FLOATS[32]: F32, _FLOATS[64]: F64}

@@ -91,7 +91,10 @@ def select(_: Any, condition: Any, x1: Any, x2: Any) -> Any:
 
 @intrinsic
 def stream(_: Any, target: Any, source: Any, count: Any) -> Any:
-    """Copy the first `count` elements of a row past the caches, where `target` begins at a multiple of 32 bytes."""
+    """Copy the first `count` elements of a row past the caches, where `target` begins at a multiple of 32 bytes.
+
+    Such stores are seen late by other threads, but not later than the worker's next `take`.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to, of = (
@@ -108,7 +111,7 @@ def stream(_: Any, target: Any, source: Any, count: Any) -> Any:
         with cgutils.for_range(builder, whole) as loop:
             at = builder.mul(loop.index, width)
             value = builder.load(builder.bitcast(builder.gep(of, [at]), vector.as_pointer()))
-            value.align = 8
+            value.align = 8  # nothing is known of the source; the target was looked at
             store = builder.store(value, builder.bitcast(builder.gep(to, [at]), vector.as_pointer()))
             store.align = 32
             store.set_metadata("nontemporal", mark)

@@ -36,9 +36,6 @@ _empty = np.empty
 _CT = symbol("ct")
 """The incoming cotangent, in the expressions of backward kernels."""
 
-_PASSED_ON, _ONE, _TWO, _MIXED = range(4)
-"""How a plan's cotangents come about: the incoming one itself, one or two outputs of the kernel, or a mixture."""
-
 
 class Plan:
     """A row, specialised; the rule of its nodes.
@@ -48,7 +45,7 @@ class Plan:
     """
 
     __slots__ = (
-        "computed", "dtype", "form", "forward", "fresh", "grads", "kinds", "loops", "merged", "name", "op", "pick",
+        "computed", "dtype", "forward", "fresh", "grads", "kinds", "loops", "merged", "name", "op", "pick",
         "result", "saved_size", "saves", "small", "small_back", "tracked",
     )  # fmt: skip
 
@@ -69,14 +66,13 @@ class Plan:
         grads = [scaled(_CT, partial) for partial in partials]
         self.grads = [functools.reduce(operator.add, grads)] if merged else grads
         self.computed = [grad for grad in self.grads if grad is not _CT]
-        counts = (len(self.computed), len(self.grads))
-        self.form = _PASSED_ON if not self.computed else {(1, 1): _ONE, (2, 2): _TWO}.get(counts, _MIXED)
         read = symbols(partials)
         values = [*op.inputs, "y"]
         self.saves = tuple(k for k, name in enumerate(values) if name in read)
         self.pick = _picker(self.saves, len(values))
         self.saved_size = dtype.itemsize * sum(k == len(kinds) or kinds[k] != "s" for k in self.saves)
-        self.fresh = self.form in (_ONE, _TWO)
+        # One or two, as nearly all have: more would need a kernel for each combination of sums.
+        self.fresh = 0 < len(self.computed) == len(self.grads) <= 2
         self.loops: dict[int, Loop] = {}  # for backward, by the outputs that are added to: bit k for output k
         self.small: Any = None  # the kernels for few elements, once they are compiled: forward, and backward by loop
         self.small_back: dict[int, Any] = {}
@@ -108,8 +104,6 @@ class Plan:
 
     def pullback(self, node: Node, saved: tuple[Any, ...], ct: Array, /) -> tuple[Array, ...]:
         """Cotangents of the tracked inputs, all in one kernel; every input has the result's shape or is a number."""
-        if self.fresh:
-            return self.pullback_onto(node, saved, ct, [None] * len(self.grads))
         if not self.computed:
             return (ct,) * len(self.grads)
         return self._arranged(self._backward_loop().run(ct.size, ct, *saved), ct)
@@ -120,7 +114,7 @@ class Plan:
         """The same, added to `sums` where there are any."""
         size = ct.size
         one = sums[0]
-        if self.form == _ONE:
+        if len(sums) == 1:
             added = 0 if one is None else 1
             kernel = self.small_back.get(added)
             if kernel is None or size >= LARGE:
@@ -193,7 +187,7 @@ class BroadcastPlan(Plan):
 
     def __init__(self, op: Elementwise, dtype: DType, kinds: str, tracked: tuple[int, ...]) -> None:
         super().__init__(op, dtype, kinds, tracked)
-        self.form, self.fresh = _MIXED, False
+        self.fresh = False
         if "x" not in kinds:
             pairs = [(grad, kinds[k]) for grad, k in zip(self.grads, tracked, strict=True)]
             self.grads = [

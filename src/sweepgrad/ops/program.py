@@ -263,16 +263,12 @@ def rebuilt(roots: Sequence[Expr], change: Callable[[Expr, tuple[Expr, ...]], Ex
             if not args:
                 changed = expr
             elif expr.op == "reduce":
-                changed = reduce(*_swapped(expr, args[0]))
+                kind, over = reduction(expr)
+                changed = reduce(kind, args[0], over)
             else:
                 changed = call(expr.op, *args)
         new[expr] = changed
     return [new[root] for root in roots]
-
-
-def _swapped(expr: Expr, arg: Expr) -> tuple[str, Expr, str]:
-    kind, over = reduction(expr)
-    return kind, arg, over
 
 
 def substituted(expr: Expr, values: dict[str, Expr]) -> Expr:

@@ -10,11 +10,9 @@ import numpy as np
 
 from sweepgrad.dtypes import CANONICAL, DTYPES, Array, DType
 from sweepgrad.kernels.expr import reduce, symbol
+from sweepgrad.kernels.scalars import REDUCTIONS
 from sweepgrad.ops.loop import Loop
 from sweepgrad.tensor import Tensor, make
-
-_WIDE = {"sum": "float64", "mean": "float64", "prod": "float64"}
-"""The dtype in which float32 is kept between two steps of one reduction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,8 @@ class Reducer:
         if not left:
             groups, left = [*groups, (1, True)], 1
         inner = 1
-        wide = DTYPES[_WIDE[kind]] if kind in _WIDE and dtype == np.float32 else result
+        widened = REDUCTIONS[kind].accumulator == "A" and dtype == np.float32
+        wide = DTYPES["float64"] if widened else result  # between two steps
         steps = []
         while groups:
             length, gone = groups.pop()

@@ -1,4 +1,4 @@
-"""Reductions. A row is (map, identity, combine, finish) for the kernel, and a rule for the derivative.
+"""Reductions. How each goes over elements stands in `kernels.scalars`; here are the rules.
 
 Every public function takes `axis` (None for all, an int, or a tuple) and `keepdims`. Integers are summed and multiplied
 in int64 or uint64; float32 is accumulated in float64.
@@ -107,7 +107,7 @@ _CASES = [
     cases=_CASES,
 )
 def sum(x: Any, /, axis: Axis = None, *, dtype: Any = None, keepdims: bool = False) -> Tensor:
-    """Sum over `axis`; pairwise along a contiguous axis. The sum of nothing is 0.
+    """Sum over `axis`, in float64 for float32, else about as precise as pairwise. The sum of nothing is 0.
 
     Args:
         x: tensor of any dtype.

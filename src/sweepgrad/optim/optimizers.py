@@ -15,6 +15,7 @@ import numpy as np
 from sweepgrad.dtypes import Array, DType
 from sweepgrad.errors import ArgumentError, DTypeError, VariableError
 from sweepgrad.graph import process
+from sweepgrad.kernels.buffers import empty
 from sweepgrad.kernels.expr import Expr, call, symbol
 from sweepgrad.ops.loop import Loop
 from sweepgrad.tensor import Tensor, flat
@@ -75,7 +76,7 @@ class Optimizer:
     def zero_grad(self) -> None:
         """Set the gradient of every parameter to None."""
         before = [param._grad for param in self.params]  # which die after the lock was let go
-        with process.registry.lock:
+        with process.registry.lock:  # a pass that ends compares gradients under it
             for param in self.params:
                 param._grad = None
         del before
@@ -97,7 +98,7 @@ class Optimizer:
             state = self._state[k]
             if state is None:
                 state = self._state[k] = tuple(np.zeros(old.size, dtype) for _ in self.state_names)
-            updated = np.empty(old.size, dtype)
+            updated = empty(old.size, dtype)
             loop = self._loops.get(dtype)
             if loop is None:
                 loop = self._loops[dtype] = self._loop(dtype.name)
