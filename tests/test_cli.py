@@ -1,10 +1,12 @@
 """The command line, in processes of its own; `run` is compared with Python itself, run on the same script."""
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 import warnings
 import zipfile
 from pathlib import Path
@@ -488,6 +490,28 @@ def test_warmup_that_is_interrupted(some_tasks, capsys, monkeypatch):
     status, counts, *_ = warm(capsys)
     assert counts is None
     assert "interrupted; what was compiled is kept in" in status
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+def test_warmup_stops_at_once_when_interrupted(tmp_path):
+    settings = {**os.environ, "SWEEPGRAD_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-m", "sweepgrad", "warmup", "--dtype", "float32", "--jobs", "2"]
+    process = subprocess.Popen(
+        command, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        limit = time.monotonic() + 100
+        while len(list((tmp_path / "cache").glob("*/*"))) < 3:
+            assert time.monotonic() < limit
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 1
+        assert "interrupted; what was compiled is kept in" in err
+        assert "Traceback" not in err
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_warmup_says_what_was_lost(some_tasks, capsys, monkeypatch):

@@ -381,6 +381,34 @@ def test_results_that_have_no_axis_in_common():
         sg.fuse(lambda x, y, z: (x * 2.0, y * 2.0, z * 2.0))(x, y, z)
 
 
+def test_what_is_computed_under_no_grad_is_constant():
+    @sg.no_grad()
+    def top(x):
+        return sg.max(x) * 2.0
+
+    def f(x):
+        with sg.no_grad():
+            square = x * x
+        return sg.sum(square * x) + top(x) * sg.sum(x)
+
+    (x,) = arrays(1, (5,))
+    expected = sg.grad(f)(x)
+    assert_close(sg.grad(sg.fuse(f))(x).numpy(), expected.numpy(), "float64")
+    with sg.no_grad():  # around the first call, it changes nothing of the trace
+        fused = sg.fuse(f)
+        fused(x)
+    assert_close(sg.grad(fused)(x).numpy(), expected.numpy(), "float64")
+
+
+def test_numbers_reach_numpy_and_dictionaries_with_their_values():
+    table = {0.3: 2.0}
+    x = sg.asarray([1.0, 2.0])
+    for f in (lambda x, t: x * float(np.sin(t)), lambda x, t: x * table[t], lambda x, t: x * len(str(t))):
+        np.testing.assert_array_equal(sg.fuse(f)(x, 0.3).numpy(), f(x, 0.3).numpy())
+    assert sg.grad(sg.fuse(lambda a: sg.exp(a)))(0.0).item() == 1.0
+    assert sg.grad(sg.fuse(lambda a: sg.sum(a * a)))([1.0, 2.0]).tolist() == [2.0, 4.0]
+
+
 def test_detach_cuts_the_gradient():
     f = sg.fuse(lambda x: sg.sum(x * x.detach()))
     np.testing.assert_array_equal(sg.grad(f)([2.0, 3.0]).numpy(), [2.0, 3.0])
@@ -411,6 +439,9 @@ REFUSED = {
     "reductions that cross": (lambda x: sg.sum(x, axis=0) + sg.sum(x, axis=1), "<lambda>|sum"),
     "no tensor": (lambda x: 3.0, "<lambda>"),
     "backward": (lambda x: sg.sum(x).backward(), "backward"),
+    "requires_grad": (lambda x: x if x.requires_grad else -x, "requires_grad"),
+    "grad": (lambda x: x * 1.0 if x.grad is None else x, "requires_grad"),
+    "hook": (lambda x: (x * 1.0).retain_grad() or x, "retain_grad"),
 }
 
 
@@ -422,11 +453,13 @@ def test_what_cannot_be_fused_is_named_with_its_line_and_may_fall_back(name):
         sg.fuse(f)(x)
     if operation != "<lambda>" and "|" not in operation:
         assert f"{__file__}:{f.__code__.co_firstlineno}" in str(error.value)
-    if name in ("no tensor", "backward"):
+    if name in ("no tensor", "backward", "hook"):
         return
     fallen = sg.fuse(f, fallback=True)
-    with pytest.warns(RuntimeWarning, match=re.escape("runs as it is")):
+    with pytest.warns(RuntimeWarning, match=re.escape("runs as it is")) as caught:
         first = fallen(x)
+    assert caught[0].filename == __file__
+    assert "fallback" not in str(caught[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         second = fallen(x)
@@ -440,7 +473,7 @@ def test_arguments_that_do_not_fit():
     with pytest.raises(sg.FuseError, match="int64"):
         sg.fuse(lambda x, y: x + y)(np.ones(2, np.int64), np.ones(2))
     with pytest.raises(sg.FuseError, match="no tensor"):
-        sg.fuse(lambda x: x)(3.0)
+        sg.fuse(lambda x: x)(3)
     with pytest.raises(sg.DTypeError, match="not hashable"):
         sg.fuse(lambda x, y: x)(np.ones(2), {1, 2})
     with pytest.raises(sg.DTypeError, match="needs a function"):

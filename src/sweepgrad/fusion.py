@@ -19,11 +19,11 @@ import numpy as np
 
 from sweepgrad.dtypes import DTYPES, FLOATS, DType
 from sweepgrad.errors import DTypeError, FuseError
-from sweepgrad.grad_mode import no_grad
+from sweepgrad.grad_mode import enable_grad
 from sweepgrad.kernels.expr import Expr, reduction, symbol, symbols, topological
 from sweepgrad.ops.plan import from_array
 from sweepgrad.ops.program import UNREAD, Place, Program, Space, place, rebuilt
-from sweepgrad.ops.traced import NeedsValue, Number, Trace, Traced, refuse, traced
+from sweepgrad.ops.traced import FALLBACK, NeedsValue, Number, Trace, Traced, refuse, site, traced
 from sweepgrad.tensor import Tensor, as_array, flat, make
 
 _KEPT = 256
@@ -96,6 +96,7 @@ class Fused:
         self._f = f
         self._fallback = fallback
         self._wide = wide
+        self._warned = False
         self._forms: dict[Any, _Form | None] = {}
         self._fixed: frozenset[int] = frozenset()  # positions of floats whose values the function asks for
         self._lock = threading.Lock()
@@ -125,16 +126,18 @@ class Fused:
         None where that takes more than one kernel: an argument is tracked, or is no array of floats, or `f` is not
         fused.
         """
+        if not all(isinstance(args[k], (Tensor, np.ndarray)) for k in argnums):
+            return None
         if any(isinstance(arg, (list, tuple, dict)) for arg in args):
             return None
         leaves, form = self._prepared(tuple(args), {})
         if form is None or form.kind is not None or math.prod(form.program.outputs[0][1].shape) != 1:
             return None
         tensors = _tensors(leaves)
-        if any(t._node is not None for t in tensors) or not all(_is_leaf(args[k]) for k in argnums):
+        if any(t._node is not None for t in tensors):
             return None
         at = [sum(map(_is_leaf, args[:k])) for k in argnums]
-        if any(not isinstance(leaves[k], Tensor) or leaves[k]._dtype not in FLOATS for k in at):
+        if any(leaves[k]._dtype not in FLOATS for k in at):
             return None
         wanted = tuple(len(_tensors(leaves[:k])) for k in at)
         program = form.program.derivative(wanted, value=True)
@@ -168,11 +171,18 @@ class Fused:
             except FuseError as error:
                 if not self._fallback:
                     raise
-                warnings.warn(f"{self!r} runs as it is: {error}", RuntimeWarning, stacklevel=3)
+                self._warn(str(error).removesuffix(f", {FALLBACK}"))
             with self._lock:
                 while len(self._forms) >= _KEPT:
                     del self._forms[next(iter(self._forms))]
                 self._forms[key] = form
+
+    def _warn(self, why: str) -> None:
+        """Say once, at the user's line, that the function is not fused."""
+        if not self._warned:
+            self._warned = True
+            path, _, line = site().rpartition(":")
+            warnings.warn_explicit(f"{self!r} runs as it is: {why}", RuntimeWarning, path, int(line))
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], fixed: frozenset[int]) -> _Form:
         """Run the function on traced tensors."""
@@ -199,14 +209,16 @@ class Fused:
                 stand_ins.append(Number(("argument", k)))
         rest = iter(stand_ins)
         given = _filled(args, rest, fixed), _filled(kwargs, rest, fixed)
-        with no_grad():
+        with enable_grad():
             value = self._f(*given[0], **given[1])
         kind = type(value) if type(value) in (tuple, list) else None
         results = list(value) if kind else [value]
         for result in results:
             if type(result) is not Traced:
                 raise refuse(
-                    self.__name__, f"it returned {type(result).__name__}, not a tensor computed from its arguments"
+                    self.__name__,
+                    f"it returned {type(result).__name__} that is not computed from its arguments",
+                    "return a tensor, or a tuple or list of tensors, and take gradients of the fused function",
                 )
         program = _program(self.__name__, trace, dtype, inputs, results)
         return _Form(program, kind, list(trace.numbers.values()))
@@ -355,10 +367,14 @@ def _tensors(leaves: Sequence[Any]) -> list[Tensor]:
 def _float_dtype(name: str, tensors: Sequence[Tensor]) -> DType:
     """The one dtype of all floats among the arguments."""
     if not tensors:
-        raise refuse(name, "it got no tensor or array")
+        raise refuse(name, "it got no tensor or array", "pass one")
     floats = {t._dtype for t in tensors if t._dtype in FLOATS}
     others = {t._dtype for t in tensors} - floats - {DTYPES["bool"]}
     if len(floats) != 1 or others:
         found = ", ".join(sorted(str(t._dtype) for t in tensors))
-        raise refuse(name, f"its arguments must have one float dtype, or be truth values; found {found}")
+        raise refuse(
+            name,
+            f"its arguments must have one float dtype, or be truth values; found {found}",
+            "convert them with `astype`",
+        )
     return floats.pop()

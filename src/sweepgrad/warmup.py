@@ -75,8 +75,12 @@ def perform_all(todo: Sequence[Task], jobs: int) -> Iterator[Outcome]:
         try:
             for future in as_completed(futures):
                 yield future.result()
-        finally:
+        except BaseException:
+            # Entries of the cache are made whole or not at all, so nothing is lost but the kernels under way.
             pool.shutdown(wait=False, cancel_futures=True)
+            for child in multiprocessing.active_children():
+                child.terminate()
+            raise
 
 
 def default_jobs() -> int:

@@ -18,6 +18,7 @@ import numpy as np
 
 from sweepgrad.dtypes import DTYPES, DType
 from sweepgrad.errors import FuseError
+from sweepgrad.grad_mode import mode
 from sweepgrad.kernels.expr import Expr, call, const, reduce, symbol
 from sweepgrad.kernels.scalars import REDUCTIONS
 from sweepgrad.ops.op import DEFERRED, OPS, Elementwise, Op
@@ -38,12 +39,12 @@ def site() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def refuse(name: str, why: str) -> FuseError:
+FALLBACK = "or use `fuse(f, fallback=True)` to run the function as it is"
+
+
+def refuse(name: str, why: str, advice: str = "leave it outside") -> FuseError:
     """The error for what cannot be part of a fused function."""
-    return FuseError(
-        f"`{name}` at {site()} cannot be fused: {why}; leave it outside, or use `fuse(f, fallback=True)` to run the "
-        "function as it is"
-    )
+    return FuseError(f"`{name}` at {site()} cannot be fused: {why}; {advice}, {FALLBACK}")
 
 
 class NeedsValue(Exception):  # noqa: N818  # a signal to the tracer, never seen by users
@@ -63,7 +64,7 @@ class Trace:
         self.lengths: list[int] = []
         """Of each label's axis."""
         self._same: list[int] = []
-        self.numbers: dict[Any, Number] = {}
+        self.numbers: dict[Any, Number] = {}  # by key
         """The numbers that reached an operation on tensors, by what they compute; each is an input of the kernel."""
 
     def label(self, length: int) -> Label:
@@ -87,8 +88,8 @@ class Trace:
 
     def symbol(self, number: Number) -> Expr:
         """The input that stands for a number."""
-        known = self.numbers.setdefault(number.recipe, number)
-        return symbol(f"k{list(self.numbers.values()).index(known)}")
+        self.numbers.setdefault(number.key, number)
+        return symbol(f"k{list(self.numbers).index(number.key)}")
 
 
 class Number:
@@ -107,13 +108,10 @@ class Number:
             return arguments[rest[0]]
         return head(*(one.value(arguments) if isinstance(one, Number) else one for one in rest))
 
-    def __hash__(self) -> int:
-        return hash(self.recipe)
-
-    def __eq__(self, other: object) -> Any:
-        if isinstance(other, (int, float)):
-            self._needed()
-        return isinstance(other, Number) and self.recipe == other.recipe
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """The same for all numbers that are computed in the same way."""
+        return tuple([one.key if isinstance(one, Number) else (type(one), repr(one)) for one in self.recipe])
 
     def __neg__(self) -> Number:
         return Number((operator.neg, self))
@@ -130,10 +128,11 @@ class Number:
             return frozenset(rest)
         return frozenset().union(*(one._positions() for one in rest if isinstance(one, Number)))
 
-    def _needed(self, *_: object) -> NoReturn:
+    def _needed(self, *_: object, **__: object) -> NoReturn:
         raise NeedsValue(self._positions())
 
     __bool__ = __int__ = __float__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = __round__ = _needed
+    __eq__ = __ne__ = __hash__ = __array__ = __array_ufunc__ = __str__ = _needed
     __floordiv__ = __mod__ = __rfloordiv__ = __rmod__ = __divmod__ = __format__ = __complex__ = _needed
 
 
@@ -175,6 +174,21 @@ class Traced(Tensor, internal=True):
     def _unknown(self, name: str) -> NoReturn:
         raise refuse(name, "the function reads elements of a tensor, and what it does next may depend on them")
 
+    def _outside(self, name: str) -> NoReturn:
+        raise refuse(
+            name,
+            "gradients are no part of what is fused",
+            "apply `sweepgrad.grad` to the fused function, or `backward` to its result",
+        )
+
+    @property
+    def requires_grad(self) -> bool:
+        """Not known: the same kernel serves tensors that require a gradient and others."""
+        self._outside("requires_grad")
+
+    is_variable = requires_grad
+    grad = requires_grad  # type: ignore[assignment]
+
     # fmt: off
     def __bool__(self) -> bool: self._unknown("bool")  # noqa: PLE0304
     def __float__(self) -> float: self._unknown("float")
@@ -184,8 +198,10 @@ class Traced(Tensor, internal=True):
     def numpy(self) -> Any: self._unknown("numpy")  # noqa: D102
     def item(self) -> Any: self._unknown("item")  # noqa: D102
     def tolist(self) -> Any: self._unknown("tolist")  # noqa: D102
-    def backward(self, *args: Any, **kwargs: Any) -> None: self._unknown("backward")  # noqa: D102
-    def requires_grad_(self, requires_grad: bool = True) -> Tensor: self._unknown("requires_grad_")  # noqa: D102
+    def backward(self, *args: Any, **kwargs: Any) -> None: self._outside("backward")  # noqa: D102
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor: self._outside("requires_grad_")  # noqa: D102
+    def register_hook(self, hook: Any) -> Any: self._outside("register_hook")  # noqa: D102
+    def retain_grad(self) -> None: self._outside("retain_grad")  # noqa: D102
     def copy_(self, source: Any) -> Tensor: self._unknown("copy_")  # noqa: D102
     def __repr__(self) -> str: return f"<traced tensor of shape {self._shape}, {self._dtype}>"
     # fmt: on
@@ -196,7 +212,9 @@ def traced(trace: Trace, expr: Expr, shape: tuple[int, ...], axes: tuple[Label, 
     tensor: Traced = object.__new__(Traced)
     tensor._node = tensor._flat = tensor._array = tensor._grad = None
     tensor._shape, tensor._dtype = shape, dtype
-    tensor.trace, tensor.expr, tensor.axes = trace, expr, axes
+    # What a program computes under `no_grad` is constant as far as derivatives go.
+    tensor.trace, tensor.axes = trace, axes
+    tensor.expr = expr if mode.enabled or not expr.args else call("detached", expr)
     return tensor
 
 
@@ -221,15 +239,21 @@ def _elementwise(op: Elementwise, args: Sequence[Any]) -> Any:
     tensors = [arg for arg in args if type(arg) is Traced]
     for arg in args:
         if isinstance(arg, (Tensor, np.ndarray)) and type(arg) is not Traced:
-            raise refuse(op.name, "the function uses a tensor or an array that it was not passed: make it an argument")
+            raise refuse(
+                op.name, "the function uses a tensor or an array that it was not passed", "make it an argument"
+            )
     if not tensors:
-        raise refuse(op.name, "it is applied to a number alone")
+        raise refuse(op.name, "it is applied to a number alone", "use the function of Python's `math`")
     trace = tensors[0].trace
     if op.name == "pow" and type(args[1]) is Number:
         args[1]._needed()  # some powers are computed in a way of their own
     dtype = common_dtype(op, [1.0 if type(arg) is Number else arg for arg in args])
     if dtype not in (trace.dtype, _BOOL):
-        raise refuse(op.name, f"it computes in {dtype}, where the function's floats are {trace.dtype}")
+        raise refuse(
+            op.name,
+            f"it computes in {dtype}, where the function's floats are {trace.dtype}",
+            "convert with `astype` outside",
+        )
     shape = broadcast_shape(op.name, [tensor._shape for tensor in tensors])
     operands = []
     for k, arg in enumerate(args):
