@@ -1,5 +1,6 @@
 """`fuse`: the same bits forward, the same gradients, one node, and errors that say what does not fit."""
 
+import collections
 import functools
 import re
 import threading
@@ -363,11 +364,21 @@ def test_a_fused_function_within_another_and_as_a_method():
         def __init__(self):
             self.scale = 2.0
 
-        @sg.fuse
+        @sg.fuse(fallback=True)
         def call(self, x):
             return x * self.scale
 
-    np.testing.assert_array_equal(Model().call(x).numpy(), [1.0, 2.0])
+        @staticmethod
+        @sg.fuse
+        def scaled(x, scale):
+            return x * scale
+
+    model = Model()
+    np.testing.assert_array_equal(model.scaled(x, model.scale).numpy(), [1.0, 2.0])
+    with pytest.warns(RuntimeWarning, match="an object of Model"):  # what it holds may change unseen
+        model.call(x)
+    model.scale = 3.0
+    np.testing.assert_array_equal(model.call(x).numpy(), [1.5, 3.0])
     assert "fused" in repr(inner)
     assert functools.wraps(outer.plain)(outer).__name__ == "<lambda>"
 
@@ -409,6 +420,48 @@ def test_numbers_reach_numpy_and_dictionaries_with_their_values():
     assert sg.grad(sg.fuse(lambda a: sg.sum(a * a)))([1.0, 2.0]).tolist() == [2.0, 4.0]
 
 
+def test_an_axis_that_is_walked_twice_is_refused_even_if_it_is_reduced_away():
+    x, y = arrays(1, (3,), (3,))
+    for f in (
+        lambda x: sg.sum(x[:, None] * x),
+        lambda x: sg.max(x[:, None] - x[None, :]),
+        lambda x: sg.mean(sg.softplus(x[None, :] - x[:, None])),
+        lambda x: sg.sum(sg.exp(x[:, None] - x), axis=1),
+    ):
+        with pytest.raises(sg.FuseError, match="two axes of one tensor"):
+            sg.fuse(f)(x)
+    with pytest.raises(sg.FuseError, match="two axes of one tensor"):
+        sg.fuse(lambda x, y: sg.sum(x[:, None] * y) + sg.sum(x * y))(x, y)
+    rows = np.arange(6.0).reshape(2, 3)
+    with pytest.raises(sg.FuseError, match="two axes of one tensor"):
+        sg.fuse(lambda m: sg.sum(sg.sum(m, axis=1)[:, None] * sg.sum(m, axis=1)))(rows)
+
+
+def test_python_values_of_every_kind():
+    x = sg.asarray([0.5, -1.0, 2.0])
+    pair = collections.namedtuple("Pair", "a b")
+    for f, arguments in [
+        (lambda x: x * 10**20 - 2**63 - 1, ()),
+        (lambda x: sg.where(3.0, x, -x) + sg.where(0, x, 1.0), ()),
+        (lambda x: sg.where(x, x * 2.0, 7.0), ()),
+        (lambda x: sg.bitwise_or(sg.bitwise_and(x > 0, True), False), ()),
+        (lambda x: sg.pow(x, 2), ()),
+        (lambda x, p: x * p.a + p.b, (pair(2.0, 3.0),)),
+        (lambda x, d: x * d["k"], (collections.OrderedDict(k=2.0),)),
+        (lambda x, g: g(x), (sg.tanh,)),
+    ]:
+        np.testing.assert_array_equal(sg.fuse(f)(x, *arguments).numpy(), f(x, *arguments).numpy())
+
+    def in_place(x):
+        y = x * 2.0
+        y += 1.0
+        return y
+
+    assert sg.fuse(in_place)(x).tolist() == [2.0, -1.0, 5.0]
+    big = np.full(3, 1e19, np.float32)
+    np.testing.assert_array_equal(sg.pow(big, 2).numpy(), big * big)
+
+
 def test_detach_cuts_the_gradient():
     f = sg.fuse(lambda x: sg.sum(x * x.detach()))
     np.testing.assert_array_equal(sg.grad(f)([2.0, 3.0]).numpy(), [2.0, 3.0])
@@ -435,6 +488,8 @@ REFUSED = {
     "reshape": (lambda x: x.reshape(4), "reshape"),
     "slice": (lambda x: x[0], "getitem"),
     "another dtype": (lambda x: sg.astype(x, "float32"), "astype"),
+    "pairs of elements": (lambda x: sg.sum(x[:, :, None] * x[:, None, :]), "<lambda>"),
+    "pairs that meet later": (lambda x: sg.sum(x[:, :1, None] * x[None]) + sg.sum(x * x.T), "getitem|<lambda>"),
     "its own transpose": (lambda x: x * x.T, "<lambda>"),
     "reductions that cross": (lambda x: sg.sum(x, axis=0) + sg.sum(x, axis=1), "<lambda>|sum"),
     "no tensor": (lambda x: 3.0, "<lambda>"),
@@ -474,8 +529,16 @@ def test_arguments_that_do_not_fit():
         sg.fuse(lambda x, y: x + y)(np.ones(2, np.int64), np.ones(2))
     with pytest.raises(sg.FuseError, match="no tensor"):
         sg.fuse(lambda x: x)(3)
-    with pytest.raises(sg.DTypeError, match="not hashable"):
+    with pytest.raises(sg.FuseError, match="hashable"):
         sg.fuse(lambda x, y: x)(np.ones(2), {1, 2})
+    with pytest.warns(RuntimeWarning, match="hashable"):
+        assert sg.fuse(lambda x, y: x * len(y), fallback=True)(sg.ones((2,)), {1, 2}).tolist() == [2.0, 2.0]
+    with pytest.raises(sg.FuseError, match="an object of object"):
+        sg.fuse(lambda x, y: x)(np.ones(2), object())
+    with pytest.raises(sg.DTypeError, match="real numbers"):
+        sg.fuse(lambda x, k: x * k**0.5)(np.ones(2), -2.0)
+    with pytest.raises(OverflowError):
+        sg.fuse(lambda x: x * 10**400)(np.ones(2))
     with pytest.raises(sg.DTypeError, match="needs a function"):
         sg.fuse(3)
     with pytest.raises(sg.ShapeError, match="broadcast"):

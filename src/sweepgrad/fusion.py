@@ -113,7 +113,15 @@ class Fused:
         if form is None:  # also within another function that is being traced
             return self._f(*args, **kwargs)
         tensors = _tensors(leaves)
-        return form.built(form.program(tensors, [recipe.value(leaves) for recipe in form.recipes]))
+        return form.built(form.program(tensors, self._numbers(form, leaves)))
+
+    def _numbers(self, form: _Form, leaves: Sequence[Any]) -> list[float]:
+        """What the kernel is handed besides tensors."""
+        numbers = [recipe.value(leaves) for recipe in form.recipes]
+        for number in numbers:
+            if isinstance(number, complex):
+                raise DTypeError(f"`{self.__name__}` computes {number!r} from its arguments; needed are real numbers")
+        return [float(number) for number in numbers]
 
     @property
     def plain(self) -> Callable[..., Any]:
@@ -141,7 +149,7 @@ class Fused:
             return None
         wanted = tuple(len(_tensors(leaves[:k])) for k in at)
         program = form.program.derivative(wanted, value=True)
-        outs = program.run([flat(t) for t in tensors], [recipe.value(leaves) for recipe in form.recipes])
+        outs = program.run([flat(t) for t in tensors], self._numbers(form, leaves))
         made = [make(out, None, of.shape, of.dtype, None) for out, (_, of) in zip(outs, program.outputs, strict=True)]
         return made[0], made[1:]
 
@@ -150,19 +158,25 @@ class Fused:
         while True:
             fixed = self._fixed
             leaves: list[Any] = []
-            key = (_structure(args, leaves, fixed), _structure(kwargs, leaves, fixed))
+            try:
+                key: Any = (_structure(args, leaves, fixed), _structure(kwargs, leaves, fixed))
+            except FuseError as error:
+                if not self._fallback:
+                    raise
+                self._warn(str(error).removesuffix(f", {FALLBACK}"))
+                return leaves, None
             if any(type(leaf) is Traced for leaf in leaves):
                 return leaves, None
             try:
                 return leaves, self._forms[key]
             except KeyError:
                 pass
-            except TypeError as error:
-                raise DTypeError(
-                    f"`{self.__name__}` is fused and got an argument that is not hashable: {error}"
-                ) from None
+            except TypeError:
+                key = None  # an argument that is not hashable, such as a set
             form: _Form | None = None
             try:
+                if key is None:
+                    raise refuse(self.__name__, "an argument is neither input nor hashable", "pass its parts")
                 form = self._traced(args, kwargs, leaves, fixed)
             except NeedsValue as needed:
                 with self._lock:
@@ -172,6 +186,8 @@ class Fused:
                 if not self._fallback:
                     raise
                 self._warn(str(error).removesuffix(f", {FALLBACK}"))
+                if key is None:
+                    return leaves, None
             with self._lock:
                 while len(self._forms) >= _KEPT:
                     del self._forms[next(iter(self._forms))]
@@ -232,9 +248,10 @@ def _program(name: str, trace: Trace, dtype: DType, inputs: Sequence[Traced], re
     for k in range(len(inputs)):
         if f"x{k}" not in read:
             found[k] = ()
-    for labels in found:
-        if len(set(labels)) != len(labels):
-            raise refuse(name, "one tensor is walked along two of its axes at once, as x * x.T does")
+    for axes in trace.walked:
+        walked = [trace.find(label) for label in axes if label is not None]
+        if len(set(walked)) != len(walked):
+            raise refuse(name, "it walks two axes of one tensor that are the same axis elsewhere, as x * x.T does")
     sums = {
         expr: {trace.find(int(k)) for k in reduction(expr)[1].split(".")}
         for expr in topological(exprs)
@@ -340,10 +357,15 @@ def _structure(value: Any, leaves: list[Any], fixed: frozenset[int]) -> Any:
         tensor = value if isinstance(value, Tensor) else from_array("fuse", as_array("fuse", value))
         leaves.append(tensor)
         return tensor._shape, tensor._dtype
-    if kind is tuple or kind is list:
+    if isinstance(value, (tuple, list)):
         return (kind, *[_structure(one, leaves, fixed) for one in value])
-    if kind is dict:
+    if isinstance(value, dict):
         return (kind, *[(name, _structure(one, leaves, fixed)) for name, one in value.items()])
+    if kind.__hash__ is object.__hash__ and not callable(value):  # type: ignore[comparison-overlap]
+        # Told apart by what it is, not by what it holds, which may change unseen.
+        raise refuse(
+            "fuse", f"an argument is an object of {kind.__name__}", "pass the numbers and tensors that it holds"
+        )
     return kind, value
 
 
@@ -353,9 +375,10 @@ def _filled(value: Any, leaves: Iterator[Any], fixed: frozenset[int]) -> Any:
     if _is_leaf(value):
         leaf = next(leaves)
         return value if isinstance(leaf, Number) and leaf.recipe[1] in fixed else leaf
-    if kind is tuple or kind is list:
-        return kind(_filled(one, leaves, fixed) for one in value)
-    if kind is dict:
+    if isinstance(value, (tuple, list)):
+        parts = [_filled(one, leaves, fixed) for one in value]
+        return kind(*parts) if hasattr(kind, "_fields") else kind(parts)  # a named tuple takes them one by one
+    if isinstance(value, dict):
         return {name: _filled(one, leaves, fixed) for name, one in value.items()}
     return value
 

@@ -53,7 +53,9 @@ def _type(dtype: str) -> str:
 
 
 def literal(value: Scalar) -> str:
-    """A constant in the loop's dtype."""
+    """A constant in the loop's dtype, or a truth value."""
+    if isinstance(value, bool):
+        return repr(value)
     if isinstance(value, float) and not math.isfinite(value):
         return f"T({'np.nan' if math.isnan(value) else 'np.inf' if value > 0 else '-np.inf'})"
     return f"T({value!r})"

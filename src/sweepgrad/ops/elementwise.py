@@ -550,7 +550,7 @@ def _bounds(*values: Any) -> tuple[float, float]:
 @front(_pow)
 def pow(x1: Any, x2: Any, /) -> Tensor:  # noqa: D103  # the row's docstring
     # The powers that have an operation of their own: exact, and without a call into the mathematical library.
-    if type(x2) in (int, float) and isinstance(x1, Tensor) and x1.dtype.kind == "f":
+    if type(x2) in (int, float) and isinstance(x1, (Tensor, np.ndarray)) and x1.dtype.kind == "f":
         own = {2: square, 0.5: sqrt, 1: positive, -1: reciprocal}.get(x2)
         if own is not None:
             return own(x1)

@@ -89,7 +89,7 @@ def _in_place(symbol: str, operator: Callable[[Any, Any], Any]) -> Callable[[Any
     """`x += y`: for a variable a change of its values, which must not be recorded; else it rebinds the name."""
 
     def operate(self: Tensor, other: Any) -> Any:
-        if not self.is_variable:
+        if self._node is None or not self.is_variable:
             return NotImplemented
         if mode.enabled:
             raise ImmutableError(

@@ -64,6 +64,8 @@ class Trace:
         self.lengths: list[int] = []
         """Of each label's axis."""
         self._same: list[int] = []
+        self.walked: list[tuple[Label, ...]] = []
+        """The labels of every tensor's axes."""
         self.numbers: dict[Any, Number] = {}  # by key
         """The numbers that reached an operation on tensors, by what they compute; each is an input of the kernel."""
 
@@ -214,6 +216,7 @@ def traced(trace: Trace, expr: Expr, shape: tuple[int, ...], axes: tuple[Label, 
     tensor._shape, tensor._dtype = shape, dtype
     # What a program computes under `no_grad` is constant as far as derivatives go.
     tensor.trace, tensor.axes = trace, axes
+    trace.walked.append(axes)
     tensor.expr = expr if mode.enabled or not expr.args else call("detached", expr)
     return tensor
 
@@ -257,16 +260,26 @@ def _elementwise(op: Elementwise, args: Sequence[Any]) -> Any:
     shape = broadcast_shape(op.name, [tensor._shape for tensor in tensors])
     operands = []
     for k, arg in enumerate(args):
-        if type(arg) is Number:
+        if op.condition and k == 0:
+            operands.append(_condition(arg))
+        elif type(arg) is Number:
             operands.append(trace.symbol(arg))
         elif type(arg) is not Traced:
-            operands.append(const(arg.item() if isinstance(arg, np.generic) else arg))
-        elif arg._dtype is _BOOL and dtype is not _BOOL and not (op.condition and k == 0):
+            number = arg.item() if isinstance(arg, np.generic) else arg
+            operands.append(const(number if dtype is _BOOL else float(number)))
+        elif arg._dtype is _BOOL and dtype is not _BOOL:
             operands.append(call("where", arg.expr, 1.0, 0.0))
         else:
             operands.append(arg.expr)
     result = _BOOL if op.result == "bool" else dtype
     return traced(trace, call(op.name, *operands), shape, _met(trace, tensors, len(shape)), result)
+
+
+def _condition(arg: Any) -> Expr:
+    """A truth value, where `where` takes one: of anything else, whether it is not 0."""
+    if type(arg) is Traced:
+        return arg.expr if arg._dtype is _BOOL else call("not_equal", arg.expr, 0.0)
+    return const(bool(arg))
 
 
 def _met(trace: Trace, tensors: Sequence[Traced], ndim: int) -> tuple[Label, ...]:
