@@ -449,6 +449,7 @@ def test_python_values_of_every_kind():
         (lambda x, p: x * p.a + p.b, (pair(2.0, 3.0),)),
         (lambda x, d: x * d["k"], (collections.OrderedDict(k=2.0),)),
         (lambda x, g: g(x), (sg.tanh,)),
+        (lambda x, axis, dtype, name: x * (axis is None) * len(name) + dtype.itemsize, (None, x.dtype, "ab")),
     ]:
         np.testing.assert_array_equal(sg.fuse(f)(x, *arguments).numpy(), f(x, *arguments).numpy())
 

@@ -361,7 +361,8 @@ def _structure(value: Any, leaves: list[Any], fixed: frozenset[int]) -> Any:
         return (kind, *[_structure(one, leaves, fixed) for one in value])
     if isinstance(value, dict):
         return (kind, *[(name, _structure(one, leaves, fixed)) for name, one in value.items()])
-    if kind.__hash__ is object.__hash__ and not callable(value):  # type: ignore[comparison-overlap]
+    by_identity = kind.__hash__ is object.__hash__  # type: ignore[comparison-overlap]
+    if by_identity and not callable(value) and value not in (None, Ellipsis):
         # Told apart by what it is, not by what it holds, which may change unseen.
         raise refuse(
             "fuse", f"an argument is an object of {kind.__name__}", "pass the numbers and tensors that it holds"
