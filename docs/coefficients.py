@@ -47,7 +47,7 @@ def remez(p: Polynomial, low: float, high: float, terms: int) -> list[mp.mpf]:
         rows = [[grid[k] ** j for j in range(terms)] + [(-1) ** i / weights[k]] for i, k in enumerate(extrema)]
         solution = list(mp.lu_solve(mp.matrix(rows), mp.matrix([values[k] for k in extrema])))
         errors = [
-            weight * (mp.polyval(solution[-2::-1], t) - value)
+            weight * (mp.fsum(c * t**k for k, c in enumerate(solution[:-1])) - value)
             for t, value, weight in zip(grid, values, weights, strict=True)
         ]
         runs = [[0]]

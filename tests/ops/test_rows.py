@@ -78,7 +78,7 @@ def slope_along(function, arrays, k, direction, step):
 
 def check_derivatives(function, arrays, positions, rng):
     """First and second derivative of `function`, along random directions, against central differences."""
-    sg.sweep()
+    sg.sweep(collect_cycles=True)  # what an earlier test left behind
     before = sg.graph.stats().nodes
     weights = rng.standard_normal(function(*map(sg.asarray, arrays)).shape)
     directions = {k: rng.standard_normal(np.shape(arrays[k])) for k in positions}

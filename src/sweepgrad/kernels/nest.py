@@ -9,8 +9,8 @@ nest walks it, and with it on which axes it depends:
 Expressions may contain `reduce` over J (one number for each row), I (one row) or IJ (one number). What depends on a
 reduction over J comes in a further *pass* over the same row, while it is in the nearest cache; a costly value that a
 later pass needs is kept in a row of working memory. What does not depend on I is computed before the first row. What
-depends on a reduction over I or IJ must not depend on I again: it is computed after the last row. Where all inputs are
-v or s and nothing is reduced over I or J alone, the data is *flat*, and rows are stretches of it.
+depends on a reduction over I or IJ must not depend on I again: it is computed after the last row. Where all inputs and
+outputs are v or s and nothing is reduced over I or J alone, the data is *flat*, and rows are stretches of it.
 
 Rows are taken in chunks. A chunk has partial results of its own for every reduction over I or IJ, which are combined
 pairwise when all are there, so results depend on the number of rows in a chunk, never on which worker took it.

@@ -74,7 +74,7 @@ class Passes:
         kinds = {slot.name: slot.kind for slot in self.slots.values()}
         for expr in self.order:
             self._analyse(expr, kinds)
-        self.flat = {slot.kind for slot in inputs} <= {"v", "s"} and all(
+        self.flat = {slot.kind for slot in self.slots.values()} <= {"v", "s"} and all(
             reduction(expr)[1] == "IJ" for expr in self.order if expr.op == "reduce"
         )
         self.sums: dict[Expr, str] = {}
