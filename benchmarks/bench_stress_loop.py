@@ -15,7 +15,7 @@ from benchmarks.measure import process, table
 from benchmarks.memory import resident
 
 MODES = ("default", "daemon", "explicit", "forward")
-ITERATIONS = 1_000_000
+ITERATIONS = 10_000_000
 WARM_UP = 10_000
 
 
