@@ -9,8 +9,10 @@ Data is kept flat, as a contiguous 1-d array in C order beside the shape, since 
 other strides is kept as it is. All other modules read it through `flat` and `dense`.
 """
 
+import functools
 import gc
 import math
+import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -43,19 +45,31 @@ _dropped = process.registry.dropped.append
 _new: Callable[[Any], "Tensor"] = object.__new__
 
 
+class _Nothing:
+    """In the place of a node, of which nobody has to be told."""
+
+    __slots__ = ()
+    leaves = None
+
+
+NOTHING = _Nothing()
+
+
 class Tensor(_Operators):
     """An immutable n-dimensional array that can take part in differentiation.
 
     Made by `asarray` and the other creation functions, or as the result of an operation.
     """
 
-    __slots__ = ("__weakref__", "_array", "_dtype", "_flat", "_grad", "_node", "_shape")
+    __slots__ = ("__weakref__", "_array", "_dtype", "_flat", "_grad", "_handle", "_node", "_shape")
 
     _flat: Array | None
     _array: Array | None
     _shape: tuple[int, ...]
     _dtype: DType
     _node: Node | None
+    _handle: "Node | _Nothing"
+    """What is told when this tensor dies: its node, or nothing."""
     _grad: "Tensor | None"
 
     __hash__ = object.__hash__  # by identity: `==` compares elements
@@ -69,15 +83,10 @@ class Tensor(_Operators):
             return
         raise DTypeError("`Tensor` cannot be subclassed; write functions that take tensors instead")
 
-    def __del__(self) -> None:
-        # The garbage collector may run this anywhere, also on a thread that holds the registry's lock: it must not
-        # do anything but append. A tensor whose construction was interrupted has no `_node`.
-        try:
-            node = self._node
-        except AttributeError:
-            return
-        if node is not None:
-            _dropped(node)
+    # The garbage collector may call this anywhere, also on a thread that holds the registry's lock: it appends the node
+    # to the queue of dropped ones, and does nothing else. It is put together from functions in C, so that there is no
+    # Python frame in which a KeyboardInterrupt could be raised, which Python would swallow, and the drop be lost.
+    __del__ = functools.lru_cache(maxsize=0)(operator.attrgetter("_handle.leaves"))
 
     # --- what it is -------------------------------------------------------------------------------------------------
 
@@ -124,14 +133,15 @@ class Tensor(_Operators):
     @property
     def grad(self) -> "Tensor | None":
         """The accumulated gradient of a variable, or of a tensor after `retain_grad()`; None before any."""
+        if _registry.decided is not None:
+            _registry.finish()
         return self._grad
 
     @grad.setter
     def grad(self, value: "Tensor | None") -> None:
         if value is not None:
             _check_like("`grad`", value, self._shape, self._dtype)
-        with _registry.lock:
-            self._grad = value
+        _registry.set_gradients((self,), value)
 
     # --- its elements -----------------------------------------------------------------------------------------------
 
@@ -253,8 +263,9 @@ class Tensor(_Operators):
                     f"`requires_grad_(False)` on the result of `{self._node.rule.name}`: only variables can be "
                     "changed; use `t.detach()`"
                 )
-            node, self._node = self._node, None
+            node = self._node
             _registry.extra(node).owner = nobody  # a graph built before has no gradient for it any more
+            self._node, self._handle = None, NOTHING
             _dropped(node)
         return self
 
@@ -448,6 +459,7 @@ def make(flat: Array | None, array: Array | None, shape: tuple[int, ...], dtype:
     """A tensor from its parts, unchecked. With a node, the tensor is the handle that the node counts as its first."""
     tensor = _new(Tensor)
     tensor._node = node
+    tensor._handle = NOTHING if node is None else node
     tensor._flat = flat
     tensor._array = array
     tensor._shape = shape
@@ -466,8 +478,10 @@ def wrap(array: Array) -> Tensor:
 
 def attach(tensor: Tensor, node: Node) -> Tensor:
     """A second handle on `node`, with the elements of `tensor`: how a rule sees its inputs when it is replayed."""
-    _registry.share(node)
-    return make(tensor._flat, tensor._array, tensor._shape, tensor._dtype, node)
+    second = make(tensor._flat, tensor._array, tensor._shape, tensor._dtype, None)
+    with _registry.lock:
+        node.handles, second._node, second._handle = node.handles + 1, node, node
+    return second
 
 
 def dense(tensor: Tensor) -> Array:
@@ -499,7 +513,8 @@ def make_variable(tensor: Tensor) -> Tensor:
         )
     node = Node(VARIABLE, (), (), 0, tensor._shape, tensor._dtype)
     node.extra = Extra(weakref.ref(tensor))
-    tensor._node = node
+    process.survive_forks()
+    tensor._node = tensor._handle = node
     _register(node)
     return tensor
 
@@ -511,7 +526,7 @@ def record(result: Tensor, rule: Rule, saved: tuple[Any, ...], links: "Node | tu
     before it is registered: if this is interrupted, the tensor drops the node again.
     """
     node = Node(rule, saved, links, nbytes, result._shape, result._dtype)
-    result._node = node
+    result._node = result._handle = node
     _register(node)
     return result
 

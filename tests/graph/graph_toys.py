@@ -120,7 +120,8 @@ def passing(x, action, name="passing"):
 
 def attach(registry, node, v):
     """A second handle on `node`."""
-    registry.share(node)
+    with registry.lock:
+        node.handles += 1
     return Handle(registry, node, v)
 
 
@@ -167,7 +168,7 @@ def state(registry):
         node.id: (node.saved, node.parents, node.children, node.handles, node.nbytes)
         for node in registry.nodes.values()
     }
-    counts = (registry.registered, registry.consumed, registry.swept, registry.variables, registry.saved_bytes)
+    counts = (registry.registered, registry.consumed, registry.variables, registry.saved_bytes)
     return nodes, counts
 
 
@@ -199,11 +200,29 @@ class ScriptedLock:
     def held(self):
         return self._owner == threading.get_ident()
 
+    _is_owned = held
+
     def __enter__(self):
         self.acquire()
 
     def __exit__(self, *exception):
         self.release()
+
+
+class PlainLock:
+    """A lock that its holder cannot take again: a second acquisition never returns."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+
+    def __enter__(self):
+        self._lock.acquire()
+
+    def __exit__(self, *exception):
+        self._lock.release()
+
+    def _is_owned(self):
+        return False
 
 
 class Witness:

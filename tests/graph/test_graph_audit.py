@@ -53,7 +53,7 @@ def lose_orphan(registry, y, z):
 
 
 def lose_consumed(registry, y, z):
-    registry.commit([z.node], [], consume=True)
+    registry.commit([z.node], [], consume=True, version=registry.version)
     registry.retiring.clear()
 
 
@@ -73,18 +73,21 @@ def change_key(registry, y, z):
         (miscount("variables"), "variables: 2 counted, 1 found"),
         (miscount("with_children"), "with children: 3 counted, 2 found"),
         (miscount("saved_bytes"), "saved bytes: 33 counted, 32 found"),
-        (miscount("registered"), "registered: 4 counted, 3 found"),
-        (miscount("consumed"), "registered: 3 counted, 4 found"),
-        (miscount("swept"), "registered: 3 counted, 4 found"),
+        (miscount("registered"), "swept: 0 counted, 1 found"),
+        (miscount("consumed"), "swept: 0 counted, -1 found"),
+        (miscount("swept"), "swept: 1 counted, 0 found"),
         (lose_child, "<Node 2 multiply>: children set() kept, {<Node 3 add>} found"),
-        (lose_children_of_a_runnable_node, "<Node 2 multiply>: children frozenset() kept, {<Node 3 add>} found"),
+        (
+            lose_children_of_a_runnable_node,
+            "with children: 1 counted, 2 found; <Node 2 multiply>: children frozenset() kept, {<Node 3 add>} found",
+        ),
         (invent_child, "<Node 3 add>: children {<Node 2 multiply>} kept, set() found"),
         (lose_edge, "<Node 2 multiply>: children {<Node 3 add>} kept, set() found"),
         (count_extra_handle, "<Node 2 multiply>: 2 handles counted, 1 found"),
         (lose_handle, "<Node 2 multiply>: 0 handles counted, 1 found"),
         (drop_a_living_handle, "<Node 3 add>: 0 handles counted, 1 found"),
         (lose_orphan, "<Node 4 add>: an orphan that no sweep would find"),
-        (lose_consumed, "<Node 3 add>: consumed, and no sweep would remove it"),
+        (lose_consumed, "swept: 0 counted, -1 found; <Node 3 add>: consumed, and no sweep would remove it"),
         (lose_stranded, "<Node 4 add>: computed from a consumed node, and no sweep would release it"),
         (change_key, "<Node 3 add>: registered as 99"),
     ],
@@ -123,9 +126,9 @@ def test_audit_accepts_consumed_nodes_that_wait_to_be_removed(registry):
     x = variable(registry, 2.0)
     y = x * x
     z = multiply(y, x)
-    registry.commit([y.node], [], consume=True)
+    registry.commit([y.node], [], consume=True, version=registry.version)
     audit(registry, handles_of(registry))
-    assert registry.retiring == [y.node]
+    assert list(registry.retiring) == [y.node]
     del y
     registry.sweep()
     del z

@@ -528,7 +528,7 @@ def test_unavailable_node_that_dies_between_two_sweeps_goes(registry):
     y = x * x
     z = y * x
     u = [z * z for _ in range(3)]
-    registry.commit([y.node], [], consume=True)
+    registry.commit([y.node], [], consume=True, version=registry.version)
     del z
     registry.sweep(max_nodes=1)
     audit(registry, handles_of(registry))

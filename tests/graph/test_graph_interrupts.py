@@ -1,5 +1,7 @@
-"""A KeyboardInterrupt may come anywhere: a pass does all or nothing, and the registry loses count of nothing."""
+"""An exception may come on any line: a pass does all or nothing, and the registry loses count of nothing."""
 
+import dis
+import functools
 import sys
 
 import pytest
@@ -14,11 +16,27 @@ from sweepgrad.graph.report import audit, stats
 FILES = (backward_module.__file__, registry_module.__file__)
 
 
-class Interrupt:
-    """Raises KeyboardInterrupt at the `point`-th occasion in engine or registry, and remembers in which function."""
+@functools.cache
+def ends_of_with(code):
+    """Where the end of a `with` block begins in `code`, by offset: the line of the `with` comes a second time there.
 
-    def __init__(self, point):
+    No exception can come there but from a tracer, which the interpreter then does not let the block see.
+    """
+    first, again, before = {}, set(), None
+    withs = {i.positions.lineno for i in dis.get_instructions(code) if i.opname == "BEFORE_WITH"}
+    for offset, line in dis.findlinestarts(code):
+        if line in withs and line != before and first.setdefault(line, offset) != offset:
+            again.add(offset)
+        before = line
+    return again
+
+
+class Raising:
+    """Raises `error` at the `point`-th occasion in engine or registry, and remembers in which function."""
+
+    def __init__(self, point, error=KeyboardInterrupt):
         self.left = point
+        self.error = error
         self.where = None
 
     def occasion(self, frame):
@@ -27,10 +45,10 @@ class Interrupt:
             self.left -= 1
             if not self.left:
                 self.where = frame.f_code.co_name
-                raise KeyboardInterrupt
+                raise self.error
 
     def on_line(self, frame, event, arg):
-        if event == "line":
+        if event == "line" and frame.f_lasti not in ends_of_with(frame.f_code):
             self.occasion(frame)
         return self.on_line
 
@@ -42,23 +60,32 @@ class Interrupt:
         install(hook)
         try:
             function()
-        except KeyboardInterrupt:
+        except self.error:
             assert self.where is not None
         finally:
             install(before)
         return self.where
 
     def by_lines(self, function):
-        """Every line is an occasion: more than Python really has."""
+        """On every line."""
         return self.run(function, sys.settrace, self.on_line, sys.gettrace())
 
     def by_calls(self, function):
-        """After each call, where Python looks for signals."""
+        """After each call, where Python looks for signals: within lines too, but fewer lines."""
         return self.run(function, sys.setprofile, self.after_call, sys.getprofile())
 
 
-def interrupted_pass(point):
-    """A pass interrupted at one point does all or nothing; returns where it was, or None if it ended before."""
+by_lines, by_calls = Raising.by_lines, Raising.by_calls
+both = pytest.mark.parametrize("way", [by_lines, by_calls], ids=["lines", "calls"])
+errors = pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+
+
+def assert_free(lock):
+    assert not lock._is_owned()
+
+
+def raised_in_a_pass(way, point, error):
+    """A pass that is interrupted at one point does all or nothing; where it was, or None if it ended before."""
     registry = Registry(settle_at=1)
     x, w = variable(registry, 2.0), variable(registry, 3.0)
     y = x * w
@@ -66,9 +93,9 @@ def interrupted_pass(point):
     retain_grad(y)
     add_hook(x, lambda ct: ct * 2)
     handles, before = (x, w, y), state(registry)
-    where = Interrupt(point).by_lines(lambda: run_backward(z))
-    assert registry.lock.acquire(blocking=False)
-    registry.lock.release()
+    where = way(Raising(point, error), lambda: run_backward(z))
+    assert_free(registry.lock)
+    registry.finish()
     if x._grad is None:
         assert [handle._grad for handle in handles] == [None] * 3
         assert state(registry) == before
@@ -76,15 +103,18 @@ def interrupted_pass(point):
     assert [handle._grad for handle in handles] == [30.0, 6.0, 3.0]
     with pytest.raises(GraphConsumedError):
         run_backward(z)
+    audit(registry, handles_of(registry))
     return where
 
 
-def test_interrupt_on_any_line_of_a_pass_leaves_all_or_nothing():
+@both
+@errors
+def test_exception_anywhere_in_a_pass_leaves_all_or_nothing(way, error):
     point, places = 1, set()
-    while where := interrupted_pass(point):
+    while where := raised_in_a_pass(way, point, error):
         places.add(where)
         point += 1
-    assert {"backward", "reachable", "validate", "run", "call_hooks", "commit", "retire"} <= places
+    assert {"backward", "reachable", "run", "call_hooks", "commit", "finish", "_carry_out", "retire"} <= places
 
 
 def finish(registry):
@@ -93,8 +123,8 @@ def finish(registry):
     audit(registry, handles_of(registry))
 
 
-def interrupted_bookkeeping(point, settle_at):
-    """Nodes enter, are consumed, released and swept, with one interrupt; nothing is lost, and what was left goes on."""
+def raised_in_bookkeeping(way, point, settle_at, error):
+    """Nodes are born, enter, are consumed, released and swept; with one exception nothing is lost, and all goes on."""
     registry = Registry(settle_at=settle_at)
     x, w = kept = [variable(registry, 2.0), variable(registry, 3.0)]
     y = x * w
@@ -108,8 +138,11 @@ def interrupted_bookkeeping(point, settle_at):
         registry.sweep()
         other * other
         registry.sweep(max_nodes=1)
+        other * other * other
 
-    where = Interrupt(point).by_calls(lambda: work(*kept[3:5]))
+    where = way(Raising(point, error), lambda: work(*kept[3:5]))
+    assert_free(registry.lock)
+    audit(registry, handles_of(registry))
     if x._grad is None:
         run_backward(kept[3])
     assert (x._grad, w._grad) == (15.0, 6.0)
@@ -124,13 +157,37 @@ def interrupted_bookkeeping(point, settle_at):
     return where
 
 
+@both
+@errors
 @pytest.mark.parametrize("settle_at", [1, 3, SETTLE])
-def test_interrupt_after_any_call_loses_no_node_and_no_count(settle_at):
+def test_exception_anywhere_in_the_bookkeeping_loses_no_node_and_no_count(way, settle_at, error):
     point, places = 1, set()
-    while where := interrupted_bookkeeping(point, settle_at):
+    while where := raised_in_bookkeeping(way, point, settle_at, error):
         places.add(where)
         point += 1
-    assert {"settle", "_enter", "sweep", "_batch", "_remove", "_strand", "_unlink", "_release", "retire"} <= places
+    assert {"register", "settle", "_begin", "_enter", "sweep", "_batch", "_reap", "_remove", "_strand"} <= places
+    assert {"_unlink", "_release", "commit", "_carry_out", "retire"} <= places
+
+
+@both
+def test_exception_while_counts_are_taken_anew(way):
+    """A batch was interrupted; so is the one that mends it, at each of its points."""
+    point = 1
+    while True:
+        registry = Registry(settle_at=100)
+        x = variable(registry, 2.0)
+        live = [x * x for _ in range(3)]
+        x * x
+        by_lines(Raising(40), registry.sweep)
+        assert registry.busy
+        where = way(Raising(point), registry.sweep)
+        assert_free(registry.lock)
+        finish(registry)
+        assert (stats(registry).nodes, stats(registry).swept) == (4, 1)
+        live.clear()
+        if where is None:
+            break
+        point += 1
 
 
 @pytest.mark.parametrize("step", ["settle", "sweep"])
@@ -139,8 +196,46 @@ def test_long_work_goes_on_after_an_interrupt(step):
     x = variable(registry, 2.0)
     for _ in range(2 * BATCH):
         x * x
-    where = Interrupt(BATCH).by_calls(getattr(registry, step))
+    where = by_calls(Raising(BATCH), getattr(registry, step))
     assert where is not None
     finish(registry)
     assert stats(registry).nodes == 1
     assert stats(registry).swept == 2 * BATCH
+
+
+def test_pass_of_many_pieces_that_is_interrupted_between_them_is_carried_out_by_whoever_asks_next():
+    registry = Registry(settle_at=10**6)
+    xs = [variable(registry, 2.0) for _ in range(20 * BATCH)]
+    root = functools.reduce(lambda total, x: total + x, xs)
+
+    def pieces(registry):
+        return registry.decided and registry.decided.done
+
+    class Stop:
+        waits = 2
+
+        def on_line(self, frame, event, arg):
+            if event == "line" and frame.f_code.co_name == "_carry_out" and frame.f_lineno == self.line(frame):
+                self.waits -= 1
+                if not self.waits:
+                    raise KeyboardInterrupt
+            return self.on_line
+
+        @staticmethod
+        def line(frame):
+            return frame.f_code.co_firstlineno + 2
+
+    before = sys.gettrace()
+    sys.settrace(Stop().on_line)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_backward(root)
+    finally:
+        sys.settrace(before)
+    assert 0 < pieces(registry) < len(xs)
+    assert {x._grad for x in xs} == {1.0, None}
+    with pytest.raises(GraphConsumedError):
+        run_backward(root)
+    assert {x._grad for x in xs} == {1.0}
+    finish(registry)
+    assert stats(registry).consumed == len(xs) - 1

@@ -143,10 +143,7 @@ def test_gradient_that_is_reset_before_the_commit_stays_reset(registry):
     x = variable(registry, 2.0)
     y = x * x
 
-    def reset():
-        x._grad = None
-
-    x._grad = Slow(100.0, once(reset))
+    x._grad = Slow(100.0, once(registry.set_gradients, [x], None))
     run_backward(y)
     assert x._grad == 4.0
 
@@ -155,7 +152,7 @@ def test_retried_commit_still_notices_a_consumed_node(registry):
     x = variable(registry, 2.0)
     y = x * x
     second = Slow(10.0, once(run_backward, y))
-    x._grad = Slow(100.0, once(setattr, x, "_grad", second))
+    x._grad = Slow(100.0, once(registry.set_gradients, [x], second))
     with pytest.raises(GraphConsumedError):
         run_backward(y)
     assert x._grad == 14.0
@@ -237,7 +234,7 @@ class Watched(Node):
         self._saved = value
 
 
-@pytest.mark.parametrize("reading", [1, 2, 3])
+@pytest.mark.parametrize("reading", [1, 2])
 def test_node_consumed_right_after_a_reading_of_its_saved_values(locked, lock, reading):
     x = variable(locked, 2.0)
     node = Watched.__new__(Watched)

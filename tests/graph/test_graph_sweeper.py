@@ -7,13 +7,15 @@ import signal
 import threading
 import traceback
 import warnings
+import weakref
 
 import pytest
-from graph_toys import TIMEOUT, ScriptedLock, handles_of, run_backward, thread, variable
+from graph_toys import TIMEOUT, Handle, handles_of, run_backward, thread, variable
 
 from sweepgrad.config import DEFAULT_INTERVAL
 from sweepgrad.errors import ArgumentError
 from sweepgrad.graph import process
+from sweepgrad.graph.node import VARIABLE, Node
 from sweepgrad.graph.registry import Registry
 from sweepgrad.graph.report import audit, stats
 from sweepgrad.graph.sweeper import Sweeper
@@ -349,6 +351,7 @@ def served(registry, sweeper, monkeypatch):
     """The test's registry and sweeper in the places of the process's."""
     monkeypatch.setattr(process, "registry", registry)
     monkeypatch.setattr(process, "sweeper", sweeper)
+    process.survive_forks()
     return registry
 
 
@@ -422,34 +425,55 @@ def test_child_of_a_process_without_a_sweeper_has_none(served, sweeper):
     in_child(child)
 
 
-@forks
-def test_fork_waits_until_no_other_thread_is_inside_the_registry(monkeypatch):
-    lock = ScriptedLock()
-    registry = Registry(lock=lock)
-    monkeypatch.setattr(process, "registry", registry)
-    monkeypatch.setattr(process, "sweeper", Sweeper(registry))
-    x = variable(registry, 2.0)
-    inside, fork_waits = threading.Event(), threading.Event()
-    finished = []
+class Stopping(Node):
+    """A node that acts when it gets a child."""
 
-    def busy():
-        with lock:
-            inside.set()
-            assert fork_waits.wait(TIMEOUT)
-            finished.append(x * x)
+    __slots__ = ("_children", "then")
+
+    @property
+    def children(self):
+        return self._children
+
+    @children.setter
+    def children(self, value):
+        self._children = value
+        if value is not None:
+            self.then()
+
+
+@forks
+def test_child_finds_a_batch_of_another_thread_unfinished_and_finishes_it(served):
+    def stop():
+        inside.set()
+        assert forked.wait(TIMEOUT)
+
+    served.settle_at = 100
+    inside, forked = threading.Event(), threading.Event()
+    node = Stopping.__new__(Stopping)
+    node.__init__(VARIABLE, (), ())
+    node.then = stop
+    x = Handle(served, node, 2.0)
+    served.extra(node).owner = weakref.ref(x)
+    served.register(node)
+    y = x * x
+    z = y * x
 
     def child():
-        assert len(finished) == 1
-        assert stats(registry).nodes == 2
-        run_backward(finished[0])
-        assert x._grad == 4.0
+        node.then = int
+        assert served.busy
+        assert (stats(served).nodes, stats(served).registered, stats(served).variables) == (3, 3, 1)
+        audit(served, handles_of(served))
+        run_backward(z)
+        assert x._grad == 12.0
+        assert stats(served).consumed == 2
+        audit(served, handles_of(served))
 
-    with thread(busy):
+    with thread(served.settle):
         assert inside.wait(TIMEOUT)
-        lock.waiting = fork_waits.set
         in_child(child)
-    assert lock.acquire() is None  # free again in the parent
-    lock.release()
+        forked.set()
+    node.then = int
+    assert stats(served).nodes == 3
 
 
 def test_restart_after_fork_starts_a_new_thread_with_the_old_interval(sweeper, registry, sweeps):

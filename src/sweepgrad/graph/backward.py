@@ -1,4 +1,4 @@
-"""The backward pass, in four steps: `reachable`, `validate`, `run`, `commit`.
+"""The backward pass, in four steps: `reachable`, `check`, `run`, `commit`.
 
 Guarantees
 - A pass does all or nothing: one that raises, whatever raises and wherever, leaves every gradient and the graph as they
@@ -55,6 +55,7 @@ def backward(
     retain_graph: bool = False,
 ) -> None:
     """Add to the gradient of every living variable below `root`, whose cotangent is `ct`."""
+    version = registry.version
     order = reachable(root)
     owners: dict[Node, Any] = {}
     hooked: list[Node] = []
@@ -70,7 +71,7 @@ def backward(
                 wanted = set()
     if wanted is not None:
         wanted = leading(order, {*owners, *hooked})
-    validate(order)
+    registry.check(order)  # after all reading of edges: a node is marked before they are cut, so they were whole
     ran = order if wanted is None else [node for node in order if node in wanted]
     arrived = run(ran, {root: ct}, arithmetic, owners, wanted)
     while True:
@@ -79,7 +80,7 @@ def backward(
             owner = owners[node]
             old = owner._grad
             totals.append((owner, old, new if old is None else old + new))
-        if registry.commit(ran, totals, consume=not retain_graph):
+        if registry.commit(ran, totals, consume=not retain_graph, version=version):
             break
     registry.retire()
 
@@ -94,13 +95,14 @@ def gradients(
     retain_graph: bool = False,
 ) -> dict[Node, Any]:
     """Cotangents of the nodes `targets` for the cotangent `ct` of `root`; no tensor's gradient changes."""
+    version = registry.version
     order = reachable(root)
     targets = set(targets)
     wanted = leading(order, targets)
-    validate(order)
+    registry.check(order)  # after all reading of edges: a node is marked before they are cut, so they were whole
     ran = [node for node in order if node in wanted]
     arrived = run(ran, {root: ct}, arithmetic, targets, wanted)
-    registry.commit(ran, [], consume=not retain_graph)
+    registry.commit(ran, [], consume=not retain_graph, version=version)
     registry.retire()
     return arrived
 
@@ -117,16 +119,6 @@ def reachable(root: Node) -> list[Node]:
                 order.append(parent)
     order.sort(key=_BY_ID, reverse=True)
     return order
-
-
-def validate(order: Iterable[Node]) -> None:
-    """Raise GraphConsumedError if one of the nodes can no longer run.
-
-    Asked after all reading of edges: another pass marks a node before it cuts it, so the edges were then whole.
-    """
-    for node in order:
-        if type(node.saved) is not tuple:
-            raise consumed_error(node)
 
 
 def leading(order: list[Node], targets: set[Node]) -> set[Node]:

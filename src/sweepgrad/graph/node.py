@@ -5,7 +5,7 @@ under the registry's lock, and a backward pass reads it.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 
 class Rule(Protocol):
@@ -94,8 +94,10 @@ class Node:
     `saved` is a tuple while the node can run, and a `Gone` afterwards. `children` is None, the one child, or a set
     once there were several: most nodes have one, and a set of one takes 216 bytes.
     `handles` counts living tensors, less those still waiting in the registry's `dropped` queue.
+    Reading `leaves` puts the node into that queue: a property whose getter is in C, for tensors that die.
     """
 
+    leaves: ClassVar[property]
     __slots__ = ("children", "dtype", "extra", "handles", "id", "links", "nbytes", "rule", "saved", "shape")
 
     def __init__(

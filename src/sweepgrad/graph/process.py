@@ -1,9 +1,10 @@
 """The one registry and the one sweeper that serve this process, and their behaviour across `os.fork`.
 
-A fork waits until no other thread is inside the registry, so the child's copy is whole; the child's sweeper runs if
-the parent's did.
+A fork waits for nobody. Another thread may be inside the registry then, which the child finds as an exception would
+have left it, and mends (see the registry's guarantees). The child's sweeper runs if the parent's did.
 """
 
+import functools
 import gc
 import os
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from sweepgrad.graph.report import SweepReport
 from sweepgrad.graph.sweeper import Sweeper
 
 registry = Registry()
-sweeper = Sweeper(registry)
+Node.leaves = property(registry.dropped.append)
 
 find_handles: Callable[[], Mapping[Node, int]] = dict
 """Counts the living tensors of each node, for the audit; the tensor module sets it."""
@@ -59,10 +60,11 @@ def _after_fork_in_child() -> None:
     sweeper.restart_after_fork()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        # Looked up at each fork, since a forked child makes its lock anew.
-        before=lambda: registry.lock.acquire(),
-        after_in_parent=lambda: registry.lock.release(),
-        after_in_child=_after_fork_in_child,
-    )
+@functools.cache
+def survive_forks() -> None:
+    """Prepare for `os.fork`, once: called where the first variable is made or the daemon is started."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+sweeper = Sweeper(registry, before_start=survive_forks)

@@ -4,9 +4,11 @@ Guarantees
 - Making a tracked tensor and dropping one are each a single append to a queue: `born` and `dropped`. Neither takes a
   lock, so a finaliser may do either at any point, also on a thread that holds the lock. All bookkeeping is done in
   batches, under the lock, at a cost of O(1) for each node made and each orphan, whatever the size of the live graph.
-- The lock is held for at most `BATCH` steps at a time while sweeping. Saved values die outside it, and no kernel,
-  hook or callback runs inside it.
+- The lock is held for at most `BATCH` steps at a time, or for one node's edges if it has more. Saved values die outside
+  it, and no kernel, hook or callback runs inside it.
 - Every node leaves in one of two ways, consumed or swept: registered == nodes + consumed + swept.
+- An exception at any line (KeyboardInterrupt, MemoryError), and a fork at any moment, loses nothing. An entry is taken off
+  its queue only once it is done, and doing it again does no harm; counts are taken anew after a batch that did not end.
 
 A sweep is deferred reference counting. It first enters the nodes that were born, then takes the dropped ones; one with
 no handle and no child goes, which may leave a parent with no handle and no child, which follows: leaf first. Births
@@ -17,17 +19,18 @@ construction.
 
 import itertools
 import logging
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
 from operator import attrgetter
 from typing import Any
 
 from sweepgrad.errors import ArgumentError, GraphConsumedError
 from sweepgrad.graph.node import CONSUMED, REMOVED, VARIABLE, Extra, Gone, Node, Unavailable
-from sweepgrad.graph.report import SweepReport, Threshold
+from sweepgrad.graph.report import SweepReport, Threshold, tally
 
 log = logging.getLogger("sweepgrad")
 
@@ -46,24 +49,45 @@ BACKWARD_SWEEP = 4096
 HELP_FACTOR = 4
 """With the daemon running, a registering thread sweeps by itself once the backlog is this many thresholds."""
 
+PAUSE = 1e-4
+"""Seconds for which the daemon lets go of the interpreter after each batch: else others wait 5 ms for it, each time."""
+
 Callback = Callable[[str, dict[str, Any]], object]
+
+
+class _Decided:
+    """A backward pass that has been decided, and how much of it has been carried out."""
+
+    __slots__ = ("done", "nodes", "totals")
+
+    def __init__(self, nodes: list[Node], totals: list[tuple[Any, Any, Any]]) -> None:
+        self.nodes = nodes
+        self.totals = totals
+        self.done = 0
 
 
 class Registry:
     """The graph's nodes and counts. One serves the process; tests make their own."""
 
     def __init__(
-        self, *, lock: Any = None, clock: Callable[[], float] = time.perf_counter, settle_at: int = SETTLE
+        self,
+        *,
+        lock: Any = None,
+        clock: Callable[[], float] = time.perf_counter,
+        pause: Callable[[float], object] = time.sleep,
+        settle_at: int = SETTLE,
     ) -> None:
         # The lock guards all that follows down to `sweep_seconds`, and every field of a registered node but `id`. It is
         # reentrant because the garbage collector may run a user's finaliser, and that finaliser an operation or a
         # sweep, while this thread holds it; `busy` then makes such a sweep leave the work to the outer one.
         self.lock = threading.RLock() if lock is None else lock
-        self.busy = False
+        self.busy = False  # within a batch, or after one that an exception ended
         self.nodes: dict[int, Node] = {}
         self.ready: list[Node] = []  # no handle and no child when they were put here
-        self.retiring: list[Node] = []  # consumed, not yet removed
+        self.retiring: deque[Node] = deque()  # consumed, not yet removed
         self.stranded: list[Node] = []  # computed from a consumed node, their saved values not yet released
+        self.decided: _Decided | None = None  # a pass whose gradients and consumption are not all written yet
+        self.version = 0  # passes decided, and gradients set by others
         self.registered = 0
         self.consumed = 0
         self.swept = 0
@@ -75,7 +99,7 @@ class Registry:
         self.sweep_seconds = 0.0
         # Not guarded: appended to by anyone, read from the left under the lock.
         self.born: deque[Node] = deque()
-        self.dropped: deque[Node] = deque()
+        self.dropped: deque[Node | None] = deque()  # None: done with, but for an interrupt
         self.threshold = Threshold(nodes=2000, bytes=64 << 20)
         self.settle_at = self._settle_at = settle_at
         self.bytes_mark = self.threshold.bytes  # saved bytes beyond which the next registering thread looks
@@ -83,7 +107,8 @@ class Registry:
         self.callback_errors = 0
         self.wake: Callable[[], None] | None = None  # set by a running sweeper
         self.clock = clock
-        self._number = itertools.count(1).__next__
+        self.pause = pause
+        self._number = _counter()
         self._announcing = threading.local()
 
     def register(self, node: Node) -> None:
@@ -98,38 +123,53 @@ class Registry:
 
     def settle(self) -> None:
         """Enter every node that has been born by now."""
+        self.finish()
         births = len(self.born)
-        while births > 0:
+        while births > 0 or self.busy:
+            nested = self.lock._is_owned()
             with self.lock:
-                if self.busy:
+                if not self._begin(nested):
                     return
-                try:
-                    self.busy = True
-                    births = self._enter(births, BATCH)[0]
-                finally:
-                    self.busy = False
+                births = self._enter(births, BATCH)[0]
+                self.busy = False
+
+    def _begin(self, nested: bool) -> bool:
+        """Whether a batch may begin: not within one of this thread, whose finaliser asks. The lock is held.
+
+        `nested` says whether this thread held the lock before: if not, a batch that did not end was interrupted.
+        """
+        if self.busy:
+            if nested:
+                return False
+            vars(self).update(tally(self))
+        self.busy = True
+        return True
 
     def _enter(self, births: int, steps: int) -> tuple[int, int]:
         """Enter up to `steps` of the first `births` born nodes; what is left of both. The lock is held."""
-        born = self.born
-        self.peak = max(self.peak, len(self.nodes) + len(born))
-        while births > 0 and steps:
+        born, nodes = self.born, self.nodes
+        self.peak = max(self.peak, len(nodes) + len(born))
+        while births > 0 and steps > 0:
             if not born:
                 return 0, steps
-            steps -= 1
             births -= 1
-            # The edges first, which can be entered twice, then in one go the counts and the end of the birth: between
-            # those lines Python looks for no signal, so an interrupt leaves a node entered or still to be entered.
             node = born[0]
             if node.saved is CONSUMED:  # by a backward pass, before anyone asked: nothing to enter
-                node.children = REMOVED
-                node.links = ()
-                self.registered += 1
-                self.consumed += 1
+                steps -= 1
+                if node.id not in nodes and node.children is not REMOVED:
+                    node.links, node.children, self.registered = (), REMOVED, self.registered + 1
                 born.popleft()
                 continue
+            if node.id not in nodes:
+                if node.rule is VARIABLE:
+                    self.variables += 1
+                self.saved_bytes += node.nbytes
+                nodes[node.id], self.registered = node, self.registered + 1
             links = node.links
-            for parent in links if isinstance(links, tuple) else (links,):
+            if type(links) is not tuple:
+                links = (links,)  # type: ignore[assignment]
+            steps -= 1 + len(links) // 8
+            for parent in links:
                 children = parent.children
                 if children is None:
                     self.with_children += 1
@@ -138,20 +178,10 @@ class Registry:
                     children.add(node)
                 elif children is REMOVED:
                     self.stranded.append(node)
-                else:
+                elif children is not node:
                     parent.children = {children, node}  # type: ignore[arg-type]
-            if node.rule is VARIABLE:
-                self.variables += 1
-            self.registered += 1
-            self.saved_bytes += node.nbytes
-            self.nodes[node.id] = node
             born.popleft()
         return births, steps
-
-    def share(self, node: Node) -> None:
-        """Count one more handle on `node`, for a second tensor that refers to it."""
-        with self.lock:
-            node.handles += 1
 
     def extra(self, node: Node) -> Extra:
         """The node's owner and hooks, made when first asked for."""
@@ -196,22 +226,23 @@ class Registry:
         start = self.clock()
         if self.callbacks:
             self._announce("start", {"trigger": trigger, "dropped": len(self.dropped)})
+        self.finish()
         nodes = freed = 0
         entries = len(self.dropped)  # as many as others drop from now on are for the next sweep, so this one ends
         while max_nodes is None or nodes < max_nodes:
             limit = BATCH if max_nodes is None or max_nodes - nodes > BATCH else max_nodes - nodes
-            with self.lock:
-                entries, removed, released, more, dead = self._batch(limit, entries)
+            entries, removed, released, more, dead = self._batch(limit, entries)
             del dead  # the arrays die here, outside the lock
             nodes += removed
             freed += released
             if not more or (max_seconds is not None and self.clock() - start >= max_seconds):
                 break
+            if trigger == "sweeper":
+                self.pause(PAUSE)
         seconds = self.clock() - start
         self.settle()  # a birth may turn out to descend from a consumed node, and wait to be released
         with self.lock:
-            self.sweeps += 1
-            self.sweep_seconds += seconds
+            self.sweeps, self.sweep_seconds = self.sweeps + 1, self.sweep_seconds + seconds
             self.bytes_mark = self.saved_bytes + self.threshold.bytes
             remaining = self._backlog()
         if self.callbacks:
@@ -222,85 +253,87 @@ class Registry:
         return len(self.dropped) + len(self.ready) + len(self.retiring) + len(self.stranded)
 
     def _batch(self, limit: int, entries: int) -> tuple[int, int, int, bool, list[Any]]:
-        """Take up to `BATCH` steps, up to `entries` of them drops; remove up to `limit` orphans. The lock is held.
+        """Take up to `BATCH` steps, up to `entries` of them drops; remove up to `limit` orphans.
 
         Returns what is left of `entries`, nodes and bytes removed, whether there is more, and what is to die unlocked.
         """
-        if self.busy:  # a finaliser sweeps within a sweep of its own thread
-            return 0, 0, 0, False, []
-        try:
-            self.busy = True
-            dead: list[Any] = []
-            swept = self.swept
+        dead: list[Any] = []
+        nested = self.lock._is_owned()
+        with self.lock:
+            if not self._begin(nested):
+                return 0, 0, 0, False, dead
             # Here, since another sweep may have taken the drops that the caller counted: those to be looked at now may
             # be later ones. And first the drops, then the births: a node's children were born before it was dropped.
             entries = min(entries, len(self.dropped))
             births, steps = self._enter(len(self.born), BATCH) if self.born else (0, BATCH)
-            # Everywhere an entry is taken off its queue only once it is done, and doing it again does no harm: so an
-            # interrupt, for which Python looks after each call, loses nothing.
-            retiring, stranded, ready, dropped = self.retiring, self.stranded, self.ready, self.dropped
-            while retiring and steps:
-                steps -= 1
-                last = len(retiring) - 1
-                self._remove(retiring[last], dead)
-                del retiring[last]
+            retiring, stranded = self.retiring, self.stranded
+            while retiring and steps > 0:
+                steps -= 1 + self._remove(retiring[0], dead)
+                retiring.popleft()
             before = self.saved_bytes
-            while stranded and steps:
+            while stranded and steps > 0:
                 steps -= 1
                 last = len(stranded) - 1
                 self._release(stranded[last], dead)
                 del stranded[last]
-            while steps and self.swept - swept < limit:
-                steps -= 1
-                if not ready:
-                    if not entries or not dropped:
-                        entries = 0
-                        break
-                    entries -= 1
-                    node = dropped[0]
+            entries, removed = self._reap(steps, limit, entries, dead)
+            released = before - self.saved_bytes
+            more = births > 0 or entries > 0 or bool(self.ready or retiring or stranded)
+            self.busy = False
+        return entries, removed, released, more, dead
+
+    def _reap(self, steps: int, limit: int, entries: int, dead: list[Any]) -> tuple[int, int]:
+        """Look at up to `entries` drops, remove up to `limit` orphans; what is left of the first, and how many went."""
+        ready, dropped = self.ready, self.dropped
+        removed = 0
+        while steps > 0 and removed < limit:
+            steps -= 1
+            if not ready:
+                if not entries or not dropped:
+                    return 0, removed
+                entries -= 1
+                node = dropped[0]
+                if node is not None:
                     if node.saved is CONSUMED:
                         dead.append(node)  # gone or going; this may be the last that knows it, and holds its hooks
                     elif node.handles == 1 and not node.children:
                         ready.append(node)
-                    node.handles -= 1
-                    dropped.popleft()
-                    if not ready:
-                        continue
-                last = len(ready) - 1
-                node = ready[last]
-                if not node.handles and not node.children:
-                    self._remove(node, dead)
-                del ready[last]
-            more = births > 0 or entries > 0 or bool(ready or retiring or stranded)
-            return entries, self.swept - swept, before - self.saved_bytes, more, dead
-        finally:
-            self.busy = False
+                    node.handles, dropped[0] = node.handles - 1, None
+                dropped.popleft()
+                if not ready:
+                    continue
+            last = len(ready) - 1
+            node = ready[last]
+            if not node.handles and not node.children:
+                removed += node.id in self.nodes
+                steps -= self._remove(node, dead)
+            del ready[last]
+        return entries, removed
 
-    def _remove(self, node: Node, dead: list[Any]) -> None:
-        """Take `node` out of every index, unless it is out already, and cut its edges. The lock is held."""
+    def _remove(self, node: Node, dead: list[Any]) -> int:
+        """Take `node` out of every index, unless it is out already, and cut its edges. The lock is held.
+
+        Returns how many steps more than one that was.
+        """
         dead.append(node)  # even if it is out: this may be the last that knows it, and its hooks die with it
         if node.id not in self.nodes:
-            return
+            return 0
         if node.children:
             self._strand(node)
         node.children = REMOVED
-        if node.links:
-            self._unlink(node)
+        more = len(node.parents) // 8
+        self._unlink(node)
         saved = node.saved
-        dead.append(saved)
-        consumed = saved is CONSUMED
-        # Read only if a finaliser brings a swept tensor back to life.
-        mark = Gone(node.rule.name) if type(saved) is tuple else saved
-        # From here on there is no call, so no interrupt.
-        if consumed:
-            self.consumed += 1
-        else:
+        if type(saved) is tuple:
+            dead.append(saved)
+            node.saved = Gone(node.rule.name)  # read only if a finaliser brings a swept tensor back to life
+        if saved is not CONSUMED:
             self.swept += 1
-            if node.rule is VARIABLE:
-                self.variables -= 1
+        if node.rule is VARIABLE:
+            self.variables -= 1
         self.saved_bytes -= node.nbytes
-        node.saved = mark
         del self.nodes[node.id]
+        return more
 
     def _strand(self, node: Node) -> None:
         """Queue what was computed from `node`, through which no pass can run any more. The lock is held."""
@@ -312,7 +345,9 @@ class Registry:
     def _unlink(self, node: Node) -> None:
         """Cut the edges from `node` to its parents; a parent that is left alone becomes ready. The lock is held."""
         links = node.links
-        for parent in links if isinstance(links, tuple) else (links,):
+        if type(links) is not tuple:
+            links = (links,)  # type: ignore[assignment]
+        for parent in links:
             children = parent.children
             if children is not node:
                 if type(children) is not set:
@@ -333,9 +368,8 @@ class Registry:
             return  # a pass for which the consumed node did not count has consumed this one since
         if type(node.saved) is tuple:
             dead.append(node.saved)
-            node.saved = _descendant_mark(node)
             self.saved_bytes -= node.nbytes
-            node.nbytes = 0
+            node.saved, node.nbytes = _descendant_mark(node), 0
         if node.children:
             self._strand(node)
         node.children = REMOVED
@@ -343,51 +377,94 @@ class Registry:
         if not node.handles:
             self.ready.append(node)
 
-    def commit(self, order: list[Node], totals: list[tuple[Any, Any, Any]], *, consume: bool) -> bool:
+    def commit(self, order: list[Node], totals: list[tuple[Any, Any, Any]], *, consume: bool, version: int) -> bool:
         """End a backward pass: set every gradient and consume the nodes that ran, together or not at all.
 
         `totals` holds (owner, gradient before, gradient after). False means that another thread changed a gradient
         meanwhile and nothing was done. Raises GraphConsumedError if another pass consumed a node of `order`.
+
+        Nothing that the pass read has changed if the registry's version is still the `version` that it began with.
+        Then one assignment decides, and what was decided is carried out in pieces: by this thread or, if it is
+        interrupted, by the next that asks.
         """
-        ran = [node for node in order if node.rule is not VARIABLE] if consume else []
-        kept = [node.saved for node in ran]  # so that no saved value dies, and runs a finaliser, under the lock
-        sink: deque[None] = deque(maxlen=0)
-        with self.lock:
-            busy = self.busy
-            try:
-                # So that no finaliser enters a node after it was looked up here. Within a batch of this thread, one
-                # may be half entered, so all are taken for entered.
-                self.busy = True
-                entered = ran if busy else [node for node in ran if node.id in self.nodes]
-                steps = chain(
-                    map(setattr, [owner for owner, _, _ in totals], repeat("_grad"), [new for _, _, new in totals]),
-                    map(setattr, ran, repeat("saved"), repeat(CONSUMED)),
-                    map(self.retiring.append, reversed(entered)),
-                )
-                for node in order:
-                    if type(node.saved) is not tuple:
-                        raise consumed_error(node)
-                for owner, before, _ in totals:
-                    if owner._grad is not before:
-                        return False
-                # One call into C, which allocates nothing: neither a signal handler, and so no KeyboardInterrupt, nor
-                # the collector can come between two of the steps. Nor between the checks and the steps.
-                sink.extend(steps)
-            finally:
-                self.busy = busy
-        del kept
+        decided = _Decided([node for node in order if node.rule is not VARIABLE] if consume else [], totals)
+        while True:
+            nested = self.lock._is_owned()
+            with self.lock:
+                if self.version == version and self.decided is None:
+                    self.version, self.decided = version + 1, decided
+                    dead = self._carry_out(nested)
+                    break
+            version = self.version  # read before what was decided until now is carried out, and so seen below
+            self.check(order)
+            for owner, before, _ in totals:
+                if owner._grad is not before:
+                    return False
+        del dead
+        self.finish()
         return True
+
+    def check(self, order: Iterable[Node]) -> None:
+        """Raise GraphConsumedError if one of the nodes can no longer run."""
+        self.finish()
+        for node in order:
+            if type(node.saved) is not tuple:
+                raise consumed_error(node)
+
+    def finish(self) -> None:
+        """Carry out what a pass has decided, in pieces; unless an interrupt came, none is left."""
+        while self.decided is not None:
+            nested = self.lock._is_owned()
+            with self.lock:
+                dead = self._carry_out(nested)
+            del dead
+
+    def _carry_out(self, nested: bool) -> list[Any]:
+        """A piece of what was decided, which does no harm if it is done again; returns what is to die unlocked."""
+        decided = self.decided
+        if decided is None:
+            return []
+        done, end = decided.done, decided.done + BATCH
+        nodes, totals = decided.nodes[done:end], decided.totals[done:end]
+        dead = [decided, *[node.saved for node in nodes]]
+        outermost = self._begin(nested)  # so that no finaliser enters a node after it was looked up here
+        # Within a batch of this thread a node may be half entered, so there all are taken for entered.
+        entered = [node for node in nodes if node.id in self.nodes] if outermost else nodes
+        steps = chain(
+            map(setattr, nodes, repeat("saved"), repeat(CONSUMED)),
+            map(self.retiring.append, entered),
+            map(setattr, (self, decided), ("consumed", "done"), (self.consumed + len(nodes), end)),
+        )
+        sink: deque[None] = deque(maxlen=0)
+        if decided.done == done:  # else a finaliser has done it; from here on nothing is allocated, and none can run
+            for owner, _, new in totals:
+                owner._grad = new
+            sink.extend(steps)  # one call into C, in which no signal is looked at: all of them, or none
+            if end >= len(decided.nodes) and end >= len(decided.totals):
+                self.decided = None
+        if outermost:
+            self.busy = False
+        return dead
+
+    def set_gradients(self, owners: Sequence[Any], value: Any) -> None:
+        """Set each owner's gradient, between two passes: one that ends has either added to all of them or to none."""
+        before = [owner._grad for owner in owners]  # which die after the lock was let go
+        while True:
+            self.finish()
+            with self.lock:
+                if self.decided is None:
+                    self.version += 1
+                    for owner in owners:
+                        owner._grad = value
+                    break
+        del before
 
     def retire(self) -> None:
         """Remove consumed nodes in batches, then a bounded number of orphans: the end of a backward pass."""
         if not (self.dropped or self.ready or self.stranded):
             self.settle()
-            while self.retiring:
-                with self.lock:
-                    if self.busy:  # a finaliser's pass within a sweep of its own thread, which will go on with them
-                        return
-                    dead = self._batch(0, 0)[-1]
-                del dead
+            while self.retiring and self._batch(0, 0)[3]:  # within a batch of this thread, that one will go on with them
+                pass
         if self.dropped or self.ready or self.stranded:
             self._sweep(BACKWARD_SWEEP, None, "backward")
 
@@ -401,20 +478,37 @@ class Registry:
                 try:
                     callback(phase, dict(info))
                 except Exception:
-                    self.callback_errors += 1
+                    with self.lock:
+                        self.callback_errors += 1
                     log.exception("sweepgrad: the sweep callback %r raised", callback)
         finally:
             self._announcing.now = False
 
-    def snapshot(self) -> tuple[list[Node], list[Node]]:
+    def snapshot(self) -> tuple[list[Node], list[Node | None]]:
         """The registered nodes in ascending order of id, and the queue of dropped ones, at one moment."""
+        self.settle()
         with self.lock:
-            self.settle()
-            return sorted(self.nodes.values(), key=attrgetter("id")), list(self.dropped)
+            nodes, dropped = list(self.nodes.values()), list(self.dropped)
+        nodes.sort(key=attrgetter("id"))
+        return nodes, dropped
 
     def reset_lock(self) -> None:
         """Make the lock anew, for a forked child in which nobody holds the old one."""
         self.lock = threading.RLock()
+
+
+def _counter() -> Callable[[], int]:
+    """Gives 1, 2, 3, ..., each to one caller."""
+    number = itertools.count(1).__next__
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        return number
+    lock = threading.Lock()  # without a GIL, two threads may get the same number from a `count`
+
+    def locked() -> int:
+        with lock:
+            return number()
+
+    return locked
 
 
 def _descendant_mark(node: Node) -> Gone:

@@ -119,7 +119,19 @@ class NodeInfo:
         )
 
 
-def living(nodes: Iterable[Node], dropped: Iterable[Node]) -> set[Node]:
+def tally(registry: "Registry") -> dict[str, int]:
+    """The registry's counts that follow from its nodes and its other counts, by name."""
+    nodes = list(registry.nodes.values())
+    kept = len(nodes) - sum(node.id in registry.nodes for node in registry.retiring)
+    return {
+        "variables": sum(node.rule is VARIABLE for node in nodes),
+        "with_children": sum(node.children is not None and node.children is not REMOVED for node in nodes),
+        "saved_bytes": sum(node.nbytes for node in nodes),
+        "swept": registry.registered - registry.consumed - kept,
+    }
+
+
+def living(nodes: Iterable[Node], dropped: Iterable[Node | None]) -> set[Node]:
     """Those of `nodes`, given in ascending order of id, that have a handle or a live descendant."""
     pending = Counter(dropped)
     alive: set[Node] = set()
@@ -133,8 +145,8 @@ def living(nodes: Iterable[Node], dropped: Iterable[Node]) -> set[Node]:
 def stats(registry: "Registry") -> GraphStats:
     """The counts of `registry`, read together under its lock."""
     idle = pool_bytes()  # outside the lock: it takes the pool's
+    registry.settle()
     with registry.lock:
-        registry.settle()
         nodes = len(registry.nodes)
         return GraphStats(
             nodes=nodes,
@@ -143,7 +155,7 @@ def stats(registry: "Registry") -> GraphStats:
             dropped=len(registry.dropped),
             saved_bytes=registry.saved_bytes,
             registered=registry.registered,
-            consumed=registry.consumed,
+            consumed=registry.consumed - len(registry.retiring),
             swept=registry.swept,
             peak=registry.peak,
             sweeps=registry.sweeps,
@@ -184,8 +196,8 @@ def audit(registry: "Registry", find_handles: Callable[[], Mapping[Node, int]]) 
     `find_handles` counts the living handles of each node by other means than the registry's own counting: through the
     garbage collector, so it misses those that were there when `gc.freeze` was called.
     """
+    registry.settle()
     with registry.lock:
-        registry.settle()
         while True:
             dropped = list(registry.dropped)
             handles = find_handles()
@@ -204,17 +216,14 @@ def audit(registry: "Registry", find_handles: Callable[[], Mapping[Node, int]]) 
 
 def _wrong_counts(registry: "Registry") -> list[str]:
     """Counts that differ from what the registered nodes add up to."""
-    nodes = registry.nodes.values()
-    compared = {
-        "variables": (registry.variables, sum(node.rule is VARIABLE for node in nodes)),
-        "with children": (registry.with_children, sum(bool(node.children) for node in nodes)),
-        "saved bytes": (registry.saved_bytes, sum(node.nbytes for node in nodes)),
-        "registered": (registry.registered, len(nodes) + registry.consumed + registry.swept),
-    }
-    return [f"{name}: {kept} counted, {found} found" for name, (kept, found) in compared.items() if kept != found]
+    return [
+        f"{name.replace('_', ' ')}: {getattr(registry, name)} counted, {number} found"
+        for name, number in tally(registry).items()
+        if getattr(registry, name) != number
+    ]
 
 
-def _lost(registry: "Registry", dropped: list[Node]) -> list[str]:
+def _lost(registry: "Registry", dropped: list[Node | None]) -> list[str]:
     """Nodes that should go, or release what they saved, and stand in no queue."""
     alive = living(registry.nodes.values(), dropped)
     retiring, stranded = set(registry.retiring), set(registry.stranded)
@@ -236,6 +245,7 @@ def _wrong_edges(nodes: Mapping[int, Node]) -> list[str]:
     for node in nodes.values():
         for parent in node.parents:
             down.setdefault(parent, set()).add(node)
+    cutting = {node for node in nodes.values() if node.children is REMOVED}  # one edge after the other
     problems = []
     for key, node in nodes.items():
         if key != node.id:
@@ -244,6 +254,6 @@ def _wrong_edges(nodes: Mapping[int, Node]) -> list[str]:
         if children is REMOVED and type(node.saved) is not tuple:
             continue  # it can run no more, and its children are being cut
         known = children if isinstance(children, (set, frozenset)) else {children} if children else set()
-        if known != down.get(node, set()):
+        if known - cutting != down.get(node, set()) - cutting:
             problems.append(f"{node!r}: children {known} kept, {down.get(node, set())} found")
     return problems

@@ -6,6 +6,7 @@ afterwards, and never keeps the interpreter from exiting.
 
 import queue
 import threading
+from collections.abc import Callable
 
 from sweepgrad.config import DEFAULT_INTERVAL, parse_interval
 from sweepgrad.errors import ArgumentError
@@ -49,8 +50,9 @@ class _Worker(threading.Thread):
 class Sweeper:
     """Starts, reconfigures and stops the sweeping thread of one registry."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, before_start: Callable[[], object] = int) -> None:
         self._registry = registry
+        self._before_start = before_start
         self._lock = threading.RLock()  # guards `_worker` and `_interval`; never held while sweeping or joining
         self._worker: _Worker | None = None
         self._interval = DEFAULT_INTERVAL
@@ -87,6 +89,7 @@ class Sweeper:
         seconds = parse_interval(interval, subject="interval")
         if seconds is None:
             raise ArgumentError(f"`interval` is {interval!r}, which means not to sweep; call `sweeper.stop()` for that")
+        self._before_start()
         with self._lock:
             self._interval = seconds
             if self._worker is None or not self.is_running():
