@@ -20,6 +20,7 @@ SUBJECTS = (
     "startup",
     "long_chain",
     "sweeping",
+    "pauses",
     "stress_loop",
 )
 PAGE = ROOT / "docs" / "benchmarks.md"

@@ -21,7 +21,7 @@ from graph_toys import (
 from sweepgrad.errors import GraphConsumedError
 from sweepgrad.graph import backward as backward_module
 from sweepgrad.graph.backward import backward
-from sweepgrad.graph.registry import BACKWARD_SWEEP, BATCH
+from sweepgrad.graph.registry import BATCH, RELIEF
 from sweepgrad.graph.report import audit, stats
 
 # --- gradients --------------------------------------------------------------------------------------------------------
@@ -548,11 +548,11 @@ def test_siblings_of_a_consumed_node_run(registry):
 def test_end_of_a_pass_sweeps_a_bounded_number_of_orphans(registry):
     x = variable(registry, 2.0)
     y = x * x
-    registry.set_threshold(nodes=2 * BACKWARD_SWEEP)
-    for _ in range(BACKWARD_SWEEP + 10):
+    registry.set_threshold(nodes=2 * RELIEF)
+    for _ in range(RELIEF + 10):
         x + x
     run_backward(y)
-    assert stats(registry).swept == BACKWARD_SWEEP
+    assert stats(registry).swept == RELIEF
     assert stats(registry).dropped == 10
 
 

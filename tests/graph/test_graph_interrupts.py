@@ -1,78 +1,19 @@
 """An exception may come on any line: a pass does all or nothing, and the registry loses count of nothing."""
 
-import dis
 import functools
 import sys
 
 import pytest
 from graph_toys import NBYTES, add_hook, handles_of, retain_grad, run_backward, state, variable
 
+from raising import Raising
 from sweepgrad.errors import GraphConsumedError
 from sweepgrad.graph import backward as backward_module
 from sweepgrad.graph import registry as registry_module
 from sweepgrad.graph.registry import BATCH, SETTLE, Registry
 from sweepgrad.graph.report import audit, stats
 
-FILES = (backward_module.__file__, registry_module.__file__)
-
-
-@functools.cache
-def ends_of_with(code):
-    """Where the end of a `with` block begins in `code`, by offset: the line of the `with` comes a second time there.
-
-    No exception can come there but from a tracer, which the interpreter then does not let the block see.
-    """
-    first, again, before = {}, set(), None
-    withs = {i.positions.lineno for i in dis.get_instructions(code) if i.opname == "BEFORE_WITH"}
-    for offset, line in dis.findlinestarts(code):
-        if line in withs and line != before and first.setdefault(line, offset) != offset:
-            again.add(offset)
-        before = line
-    return again
-
-
-class Raising:
-    """Raises `error` at the `point`-th occasion in engine or registry, and remembers in which function."""
-
-    def __init__(self, point, error=KeyboardInterrupt):
-        self.left = point
-        self.error = error
-        self.where = None
-
-    def occasion(self, frame):
-        # What is raised while a generator is closed goes nowhere.
-        if frame.f_code.co_filename in FILES and frame.f_code.co_name != "<genexpr>":
-            self.left -= 1
-            if not self.left:
-                self.where = frame.f_code.co_name
-                raise self.error
-
-    def on_line(self, frame, event, arg):
-        if event == "line" and frame.f_lasti not in ends_of_with(frame.f_code):
-            self.occasion(frame)
-        return self.on_line
-
-    def after_call(self, frame, event, arg):
-        if event in ("call", "c_return"):
-            self.occasion(frame)
-
-    def run(self, function, install, hook, before):
-        install(hook)
-        try:
-            function()
-        except self.error:
-            assert self.where is not None
-        finally:
-            install(before)
-        return self.where
-
-    def by_lines(self, function):
-        """On every line."""
-        return self.run(function, sys.settrace, self.on_line, sys.gettrace())
-
-    def by_calls(self, function):
-        """After each call, where Python looks for signals: within lines too, but fewer lines."""
-        return self.run(function, sys.setprofile, self.after_call, sys.getprofile())
+WHERE = (backward_module.__file__, registry_module.__file__)
 
 
 by_lines, by_calls = Raising.by_lines, Raising.by_calls
@@ -93,7 +34,7 @@ def raised_in_a_pass(way, point, error):
     retain_grad(y)
     add_hook(x, lambda ct: ct * 2)
     handles, before = (x, w, y), state(registry)
-    where = way(Raising(point, error), lambda: run_backward(z))
+    where = way(Raising(WHERE, point, error), lambda: run_backward(z))
     assert_free(registry.lock)
     registry.finish()
     if x._grad is None:
@@ -140,7 +81,7 @@ def raised_in_bookkeeping(way, point, settle_at, error):
         registry.sweep(max_nodes=1)
         other * other * other
 
-    where = way(Raising(point, error), lambda: work(*kept[3:5]))
+    where = way(Raising(WHERE, point, error), lambda: work(*kept[3:5]))
     assert_free(registry.lock)
     audit(registry, handles_of(registry))
     if x._grad is None:
@@ -178,9 +119,9 @@ def test_exception_while_counts_are_taken_anew(way):
         x = variable(registry, 2.0)
         live = [x * x for _ in range(3)]
         x * x
-        by_lines(Raising(40), registry.sweep)
+        by_lines(Raising(WHERE, 40), registry.sweep)
         assert registry.busy
-        where = way(Raising(point), registry.sweep)
+        where = way(Raising(WHERE, point), registry.sweep)
         assert_free(registry.lock)
         finish(registry)
         assert (stats(registry).nodes, stats(registry).swept) == (4, 1)
@@ -196,7 +137,7 @@ def test_long_work_goes_on_after_an_interrupt(step):
     x = variable(registry, 2.0)
     for _ in range(2 * BATCH):
         x * x
-    where = by_calls(Raising(BATCH), getattr(registry, step))
+    where = by_calls(Raising(WHERE, BATCH), getattr(registry, step))
     assert where is not None
     finish(registry)
     assert stats(registry).nodes == 1

@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import threading
 from collections import Counter
 
 import pytest

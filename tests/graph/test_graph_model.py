@@ -1,5 +1,6 @@
 """Random programs against a model that knows nothing of counters: sets, paths and forward-mode derivatives."""
 
+import itertools
 import math
 from collections import Counter
 
@@ -7,6 +8,7 @@ import pytest
 from graph_toys import (
     ADD,
     MULTIPLY,
+    ScriptedLock,
     add_hook,
     attach,
     handles_of,
@@ -14,6 +16,7 @@ from graph_toys import (
     retain_grad,
     run_backward,
     run_gradients,
+    thread,
     variable,
 )
 from hypothesis import settings
@@ -57,7 +60,8 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.registry = Registry(settle_at=self.settle_at)
+        self.lock = ScriptedLock()
+        self.registry = Registry(settle_at=self.settle_at, lock=self.lock)
         self.shadows = {}  # by the node's id
         self.handles = {}  # by number: the living handles
         self.gradients = {}  # by number of the handle
@@ -159,6 +163,11 @@ class Model(RuleBasedStateMachine):
             self.keep(handle)
 
     @rule(i=pick)
+    def detach(self, i):
+        """A new variable with the value of another handle, and no edge to it."""
+        self.variable(self.shadows[self.choose(i)[1].node.id].v)
+
+    @rule(i=pick)
     def share(self, i):
         _, handle = self.choose(i)
         self.keep(attach(self.registry, handle.node, handle.v))
@@ -230,6 +239,9 @@ class Model(RuleBasedStateMachine):
         self.clean = True
 
     @rule(max_nodes=st.sampled_from([None, None, 0, 1, 2, 5]))
+    def budgeted_sweep(self, max_nodes):
+        self.sweep(max_nodes)
+
     def sweep(self, max_nodes):
         swept = self.registry.swept
         report = self.registry.sweep(max_nodes=max_nodes)
@@ -289,6 +301,58 @@ class Deferred(Model):
         self.check_counts()
 
 
-TestPrompt = Prompt.TestCase
-TestDeferred = Deferred.TestCase
-TestPrompt.settings = TestDeferred.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+class Interleaved(Model):
+    """Another thread acts where this one lets go of the lock for the n-th time from when that was decided."""
+
+    settle_at = 3
+
+    @rule(n=st.integers(0, 6), act=st.sampled_from(["sweep", "sweep one", "orphan", "statistics"]), i=pick, j=pick)
+    def meanwhile(self, n, act, i, j):
+        releases = itertools.count()
+
+        def released():
+            if next(releases) == n:
+                self.lock.released = int
+                with thread(getattr(self, f"other_{act.partition(' ')[0]}"), act, i, j):
+                    pass
+
+        self.lock.released = released
+
+    def other_sweep(self, act, i, j):
+        self.registry.sweep(max_nodes=1 if act == "sweep one" else None)
+
+    def other_statistics(self, act, i, j):
+        found = stats(self.registry)
+        assert found.registered == found.nodes + found.consumed + found.swept
+
+    def other_orphan(self, act, i, j):
+        """Results that are dropped at once, of a handle that lives when this comes."""
+        if not self.handles:
+            return
+        x = self.handles[sorted(self.handles)[i % len(self.handles)]]
+        v = self.shadows[x.node.id].v
+        for count in range(1 + j % 5):
+            orphan = record(ADD, x.v * 2, (), x, x, nbytes=count)
+            self.shadows[orphan.node.id] = Shadow("add", (x.node.id, x.node.id), 2 * v, count)
+
+    def sweep(self, max_nodes):
+        report = self.registry.sweep(max_nodes=max_nodes)
+        assert max_nodes is None or report.nodes <= max_nodes
+
+    @rule()
+    def look(self):
+        self.lock.released = int
+        while self.registry.sweep().remaining:
+            pass
+        self.clean = True
+        self.check_counts()
+
+    def teardown(self):
+        self.look()
+        super().teardown()
+
+
+TestPrompt, TestDeferred, TestInterleaved = Prompt.TestCase, Deferred.TestCase, Interleaved.TestCase
+TestPrompt.settings = TestDeferred.settings = TestInterleaved.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None
+)

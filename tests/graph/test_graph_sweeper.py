@@ -16,9 +16,7 @@ from sweepgrad.config import DEFAULT_INTERVAL
 from sweepgrad.errors import ArgumentError
 from sweepgrad.graph import process
 from sweepgrad.graph.node import VARIABLE, Node
-from sweepgrad.graph.registry import Registry
 from sweepgrad.graph.report import audit, stats
-from sweepgrad.graph.sweeper import Sweeper
 
 LONG = "1m"
 """An interval after which no test sweeps: what happens with it is not the schedule's doing."""

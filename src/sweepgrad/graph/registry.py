@@ -7,8 +7,8 @@ Guarantees
 - The lock is held for at most `BATCH` steps at a time, or for one node's edges if it has more. Saved values die outside
   it, and no kernel, hook or callback runs inside it.
 - Every node leaves in one of two ways, consumed or swept: registered == nodes + consumed + swept.
-- An exception at any line (KeyboardInterrupt, MemoryError), and a fork at any moment, loses nothing. An entry is taken off
-  its queue only once it is done, and doing it again does no harm; counts are taken anew after a batch that did not end.
+- An exception at any line (KeyboardInterrupt, MemoryError), and a fork at any moment, loses nothing. An entry is taken
+  off its queue once it is done, and doing it again does no harm; counts are taken anew after a batch that did not end.
 
 A sweep is deferred reference counting. It first enters the nodes that were born, then takes the dropped ones; one with
 no handle and no child goes, which may leave a parent with no handle and no child, which follows: leaf first. Births
@@ -34,8 +34,8 @@ from sweepgrad.graph.report import SweepReport, Threshold, tally
 
 log = logging.getLogger("sweepgrad")
 
-BATCH = 256
-"""Steps per hold of the lock: about 0.1 ms, short for other threads, long enough that taking the lock costs little."""
+BATCH = 128
+"""Steps per hold of the lock: 0.2 ms or less, short for other threads, long enough that taking it costs little."""
 
 SETTLE = 256
 """Births after which a registering thread enters them: amortises the lock, which costs as much as the append itself."""
@@ -43,8 +43,8 @@ SETTLE = 256
 BIG = 1 << 16
 """Saved bytes that make a node worth entering at once, so that the byte threshold sees it."""
 
-BACKWARD_SWEEP = 4096
-"""Most orphans that the end of one backward pass removes, so that no single pass pays for a large backlog."""
+RELIEF = 512
+"""Most orphans that one operation, or the end of one backward pass, removes: so that none pays for a large backlog."""
 
 HELP_FACTOR = 4
 """With the daemon running, a registering thread sweeps by itself once the backlog is this many thresholds."""
@@ -80,7 +80,7 @@ class Registry:
         # The lock guards all that follows down to `sweep_seconds`, and every field of a registered node but `id`. It is
         # reentrant because the garbage collector may run a user's finaliser, and that finaliser an operation or a
         # sweep, while this thread holds it; `busy` then makes such a sweep leave the work to the outer one.
-        self.lock = threading.RLock() if lock is None else lock
+        self.lock: Any = threading.RLock() if lock is None else lock
         self.busy = False  # within a batch, or after one that an exception ended
         self.nodes: dict[int, Node] = {}
         self.ready: list[Node] = []  # no handle and no child when they were put here
@@ -165,9 +165,9 @@ class Registry:
                     self.variables += 1
                 self.saved_bytes += node.nbytes
                 nodes[node.id], self.registered = node, self.registered + 1
-            links = node.links
+            links: Any = node.links
             if type(links) is not tuple:
-                links = (links,)  # type: ignore[assignment]
+                links = (links,)
             steps -= 1 + len(links) // 8
             for parent in links:
                 children = parent.children
@@ -179,7 +179,7 @@ class Registry:
                 elif children is REMOVED:
                     self.stranded.append(node)
                 elif children is not node:
-                    parent.children = {children, node}  # type: ignore[arg-type]
+                    parent.children = {children, node}
             born.popleft()
         return births, steps
 
@@ -200,7 +200,7 @@ class Registry:
             if wake is not None and backlog < HELP_FACTOR:
                 wake()
                 return
-            self.sweep(trigger="threshold")
+            self._sweep(RELIEF, None, "threshold")
         # Nothing more can go: look again only after as much growth again, so a growing live graph costs nothing.
         self.bytes_mark = self.saved_bytes + limit.bytes
 
@@ -344,9 +344,9 @@ class Registry:
 
     def _unlink(self, node: Node) -> None:
         """Cut the edges from `node` to its parents; a parent that is left alone becomes ready. The lock is held."""
-        links = node.links
+        links: Any = node.links
         if type(links) is not tuple:
-            links = (links,)  # type: ignore[assignment]
+            links = (links,)
         for parent in links:
             children = parent.children
             if children is not node:
@@ -463,10 +463,10 @@ class Registry:
         """Remove consumed nodes in batches, then a bounded number of orphans: the end of a backward pass."""
         if not (self.dropped or self.ready or self.stranded):
             self.settle()
-            while self.retiring and self._batch(0, 0)[3]:  # within a batch of this thread, that one will go on with them
-                pass
+            while self.retiring and self._batch(0, 0)[3]:
+                pass  # False within a batch of this thread, which will go on with them
         if self.dropped or self.ready or self.stranded:
-            self._sweep(BACKWARD_SWEEP, None, "backward")
+            self._sweep(RELIEF, None, "backward")
 
     def _announce(self, phase: str, info: dict[str, Any]) -> None:
         """Call the user's callbacks; one that raises is logged and counted, and ends nothing."""

@@ -123,11 +123,14 @@ def tally(registry: "Registry") -> dict[str, int]:
     """The registry's counts that follow from its nodes and its other counts, by name."""
     nodes = list(registry.nodes.values())
     kept = len(nodes) - sum(node.id in registry.nodes for node in registry.retiring)
+    # Consumed before they were entered: they are counted as registered when their turn comes.
+    coming = [node for node in list(registry.born) if node.saved is CONSUMED and node.children is not REMOVED]
+    registered = registry.registered + sum(node.id not in registry.nodes for node in coming)
     return {
         "variables": sum(node.rule is VARIABLE for node in nodes),
         "with_children": sum(node.children is not None and node.children is not REMOVED for node in nodes),
         "saved_bytes": sum(node.nbytes for node in nodes),
-        "swept": registry.registered - registry.consumed - kept,
+        "swept": registered - registry.consumed - kept,
     }
 
 
@@ -228,6 +231,8 @@ def _lost(registry: "Registry", dropped: list[Node | None]) -> list[str]:
     alive = living(registry.nodes.values(), dropped)
     retiring, stranded = set(registry.retiring), set(registry.stranded)
     queued = retiring | stranded | set(registry.ready)
+    # Parents of a node whose removal has begun: where an exception ended it, it is taken up again and finds them.
+    queued |= {parent for node in registry.nodes.values() if node.children is REMOVED for parent in node.parents}
     problems = []
     for node in registry.nodes.values():
         if node not in alive and not node.handles and not node.children and node not in queued:
