@@ -6,7 +6,7 @@ import weakref
 from collections import Counter
 from contextlib import contextmanager
 
-from sweepgrad.graph.backward import REPLAY, backward, gradients
+from sweepgrad.graph.backward import Arithmetic, backward, gradients
 from sweepgrad.graph.node import VARIABLE, Node
 
 TIMEOUT = 20.0
@@ -138,7 +138,7 @@ def run_backward(root, ct=1.0, **options):
 
 
 def run_replay(root, ct):
-    backward(root.registry, root.node, ct, arithmetic=REPLAY, retain_graph=True)
+    backward(root.registry, root.node, ct, arithmetic=Arithmetic(replays=True), retain_graph=True)
 
 
 def run_gradients(root, targets, ct=1.0, **options):

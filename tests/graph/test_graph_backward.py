@@ -302,7 +302,7 @@ def test_gradients_takes_a_cotangent_and_replays(registry):
     x, one = variable(registry, 3.0), variable(registry, 1.0)
     y = x * x * x
     found = backward_module.gradients(
-        registry, y.node, one, iter([x.node]), arithmetic=backward_module.REPLAY, retain_graph=True
+        registry, y.node, one, iter([x.node]), arithmetic=backward_module.Arithmetic(replays=True), retain_graph=True
     )
     assert found[x.node].v == 27.0
     assert run_gradients(found[x.node], [x], ct=2.0) == [36.0]

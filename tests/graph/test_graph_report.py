@@ -171,7 +171,7 @@ def test_raising_callback_is_logged_and_counted_and_the_others_run(registry, cap
     x * x
     assert registry.sweep().nodes == 1
     assert heard == ["start", "stop"]
-    assert registry.callback_errors == 2
+    assert registry.callbacks.errors == 2
     assert len(caplog.records) == 2
     assert caplog.records[0].name == "sweepgrad"
     assert "broken" in caplog.text
@@ -335,11 +335,12 @@ def test_registering_helps_a_sweeper_when_many_thresholds_of_bytes_were_saved(re
 
 
 @pytest.mark.parametrize("value", [0, -1, True, 1.5, "5"])
-def test_threshold_must_be_a_positive_integer(registry, value):
-    for name, setting in (("nodes", {"nodes": value}), ("bytes", {"nbytes": value})):
+def test_threshold_must_be_a_positive_integer(value):
+    before = graph.get_threshold()
+    for name in ("nodes", "bytes"):
         with pytest.raises(ArgumentError, match=rf"`set_threshold` {name} is .*; needed is a positive integer"):
-            registry.set_threshold(**setting)
-    assert registry.threshold == Threshold(nodes=2000, bytes=64 << 20)
+            graph.set_threshold(**{name: value})
+    assert graph.get_threshold() == before
 
 
 def test_threshold_none_leaves_a_value(registry):

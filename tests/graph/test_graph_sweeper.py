@@ -208,7 +208,7 @@ def test_errors_of_callbacks_do_not_end_the_thread(sweeper, registry, caplog):
     sweeps.wait(3)
     assert sweeper.is_running()
     sweeper.stop()
-    assert registry.callback_errors >= 6
+    assert registry.callbacks.errors >= 6
     assert sweeper.errors == 0
     caplog.clear()
 

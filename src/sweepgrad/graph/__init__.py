@@ -3,10 +3,10 @@
 Shaped like Python's `gc`: `stats`, `nodes`, `set_threshold`, `get_threshold`, `callbacks`, and `audit`.
 """
 
+from sweepgrad.errors import ArgumentError
 from sweepgrad.graph import process as _process
 from sweepgrad.graph import report as _report
-from sweepgrad.graph.registry import Callback
-from sweepgrad.graph.report import GraphStats, NodeInfo, SweepReport, Threshold
+from sweepgrad.graph.report import Callback, GraphStats, NodeInfo, SweepReport, Threshold
 
 callbacks: list[Callback] = _process.registry.callbacks
 """Functions called as `callback(phase, info)` at the "start" and the "stop" of each sweep, like `gc.callbacks`.
@@ -49,6 +49,9 @@ def set_threshold(*, nodes: int | None = None, bytes: int | None = None) -> None
     Raises:
         ValueError: if a value is not a positive integer.
     """
+    for name, value in (("nodes", nodes), ("bytes", bytes)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ArgumentError(f"`set_threshold` {name} is {value!r}; needed is a positive integer")
     _process.registry.set_threshold(nodes, bytes)
 
 

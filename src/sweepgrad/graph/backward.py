@@ -19,7 +19,8 @@ from operator import attrgetter
 from typing import Any
 
 from sweepgrad.graph.node import VARIABLE, Extra, Node
-from sweepgrad.graph.registry import Registry, consumed_error
+from sweepgrad.graph.registry import Registry
+from sweepgrad.graph.report import consumed_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,6 @@ class Arithmetic:
 
 
 PLAIN = Arithmetic()
-REPLAY = Arithmetic(replays=True)
 
 _BY_ID = attrgetter("id")
 

@@ -7,6 +7,7 @@ have left it, and mends (see the registry's guarantees). The child's sweeper run
 import functools
 import gc
 import os
+import threading
 from collections.abc import Callable, Mapping
 
 from sweepgrad.errors import ArgumentError
@@ -56,7 +57,7 @@ def sweep(
 
 
 def _after_fork_in_child() -> None:
-    registry.reset_lock()
+    registry.lock = threading.RLock()  # nobody here holds the old one
     sweeper.restart_after_fork()
 
 

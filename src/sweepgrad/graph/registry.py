@@ -17,22 +17,16 @@ when a drop is looked at, every child of that node has been counted, and no pare
 construction.
 """
 
-import itertools
-import logging
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, repeat
-from operator import attrgetter
 from typing import Any
 
-from sweepgrad.errors import ArgumentError, GraphConsumedError
+from sweepgrad.atomic import numbers
 from sweepgrad.graph.node import CONSUMED, REMOVED, VARIABLE, Extra, Gone, Node, Unavailable
-from sweepgrad.graph.report import SweepReport, Threshold, tally
-
-log = logging.getLogger("sweepgrad")
+from sweepgrad.graph.report import Callbacks, SweepReport, Threshold, consumed_error, tally
 
 BATCH = 128
 """Steps per hold of the lock: 0.2 ms or less, short for other threads, long enough that taking it costs little."""
@@ -51,8 +45,6 @@ HELP_FACTOR = 4
 
 PAUSE = 1e-4
 """Seconds for which the daemon lets go of the interpreter after each batch: else others wait 5 ms for it, each time."""
-
-Callback = Callable[[str, dict[str, Any]], object]
 
 
 class _Decided:
@@ -103,13 +95,11 @@ class Registry:
         self.threshold = Threshold(nodes=2000, bytes=64 << 20)
         self.settle_at = self._settle_at = settle_at
         self.bytes_mark = self.threshold.bytes  # saved bytes beyond which the next registering thread looks
-        self.callbacks: list[Callback] = []
-        self.callback_errors = 0
+        self.callbacks = Callbacks()
         self.wake: Callable[[], None] | None = None  # set by a running sweeper
         self.clock = clock
         self.pause = pause
-        self._number = _counter()
-        self._announcing = threading.local()
+        self._number = numbers()
 
     def register(self, node: Node) -> None:
         """Add `node`, whose parents the caller keeps alive through their tensors until this returns."""
@@ -125,7 +115,9 @@ class Registry:
         """Enter every node that has been born by now."""
         self.finish()
         births = len(self.born)
-        while births > 0 or self.busy:
+        mending = self.busy  # perhaps left by a batch that did not end
+        while births > 0 or mending:
+            mending = False
             nested = self.lock._is_owned()
             with self.lock:
                 if not self._begin(nested):
@@ -206,9 +198,6 @@ class Registry:
 
     def set_threshold(self, nodes: int | None = None, nbytes: int | None = None) -> None:
         """Change the thresholds; None leaves one as it is."""
-        for name, value in (("nodes", nodes), ("bytes", nbytes)):
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise ArgumentError(f"`set_threshold` {name} is {value!r}; needed is a positive integer")
         with self.lock:
             old = self.threshold
             self.threshold = Threshold(nodes=nodes or old.nodes, bytes=nbytes or old.bytes)
@@ -225,7 +214,7 @@ class Registry:
         """The sweep itself; the fields of its report, which takes longer to make than a small sweep."""
         start = self.clock()
         if self.callbacks:
-            self._announce("start", {"trigger": trigger, "dropped": len(self.dropped)})
+            self.callbacks.announce("start", {"trigger": trigger, "dropped": len(self.dropped)})
         self.finish()
         nodes = freed = 0
         entries = len(self.dropped)  # as many as others drop from now on are for the next sweep, so this one ends
@@ -244,13 +233,11 @@ class Registry:
         with self.lock:
             self.sweeps, self.sweep_seconds = self.sweeps + 1, self.sweep_seconds + seconds
             self.bytes_mark = self.saved_bytes + self.threshold.bytes
-            remaining = self._backlog()
+            remaining = len(self.dropped) + len(self.ready) + len(self.retiring) + len(self.stranded)
         if self.callbacks:
-            self._announce("stop", {"trigger": trigger, **SweepReport(nodes, freed, seconds, remaining).as_dict()})
+            report = SweepReport(nodes, freed, seconds, remaining)
+            self.callbacks.announce("stop", {"trigger": trigger, **report.as_dict()})
         return nodes, freed, seconds, remaining
-
-    def _backlog(self) -> int:
-        return len(self.dropped) + len(self.ready) + len(self.retiring) + len(self.stranded)
 
     def _batch(self, limit: int, entries: int) -> tuple[int, int, int, bool, list[Any]]:
         """Take up to `BATCH` steps, up to `entries` of them drops; remove up to `limit` orphans.
@@ -468,48 +455,6 @@ class Registry:
         if self.dropped or self.ready or self.stranded:
             self._sweep(RELIEF, None, "backward")
 
-    def _announce(self, phase: str, info: dict[str, Any]) -> None:
-        """Call the user's callbacks; one that raises is logged and counted, and ends nothing."""
-        if getattr(self._announcing, "now", False):
-            return  # a callback that sweeps is not told about its own sweep
-        self._announcing.now = True
-        try:
-            for callback in tuple(self.callbacks):
-                try:
-                    callback(phase, dict(info))
-                except Exception:
-                    with self.lock:
-                        self.callback_errors += 1
-                    log.exception("sweepgrad: the sweep callback %r raised", callback)
-        finally:
-            self._announcing.now = False
-
-    def snapshot(self) -> tuple[list[Node], list[Node | None]]:
-        """The registered nodes in ascending order of id, and the queue of dropped ones, at one moment."""
-        self.settle()
-        with self.lock:
-            nodes, dropped = list(self.nodes.values()), list(self.dropped)
-        nodes.sort(key=attrgetter("id"))
-        return nodes, dropped
-
-    def reset_lock(self) -> None:
-        """Make the lock anew, for a forked child in which nobody holds the old one."""
-        self.lock = threading.RLock()
-
-
-def _counter() -> Callable[[], int]:
-    """Gives 1, 2, 3, ..., each to one caller."""
-    number = itertools.count(1).__next__
-    if getattr(sys, "_is_gil_enabled", lambda: True)():
-        return number
-    lock = threading.Lock()  # without a GIL, two threads may get the same number from a `count`
-
-    def locked() -> int:
-        with lock:
-            return number()
-
-    return locked
-
 
 def _descendant_mark(node: Node) -> Gone:
     """What takes the place of the saved values of `node`, computed from a node that is gone: it names that one."""
@@ -519,22 +464,3 @@ def _descendant_mark(node: Node) -> Gone:
         if isinstance(parent.saved, Gone)
     )
     return next(marks, Unavailable("an operation"))
-
-
-def consumed_error(node: Node) -> GraphConsumedError:
-    """The error for a backward pass that needs `node`, whose saved values are gone."""
-    name, source = node.rule.name, node.saved
-    if type(source) is Gone and source is not CONSUMED:
-        return GraphConsumedError(
-            f"`{name}` (node {node.id}) needs the result of `{source}`, which was swept: its tensor was finalised and "
-            "then brought back to life; compute the result anew"
-        )
-    how = (
-        "was consumed by an earlier backward pass"
-        if source is CONSUMED
-        else f"was computed from `{source}`, which an earlier backward pass consumed"
-    )
-    return GraphConsumedError(
-        f"`{name}` (node {node.id}) {how}, so no backward pass can run through it; "
-        "give the earlier pass retain_graph=True, or compute the result anew"
-    )

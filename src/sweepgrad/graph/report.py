@@ -1,15 +1,22 @@
 """What the registry tells about itself: frozen values with a readable `str`, and the audit that checks the counts."""
 
+import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from sweepgrad.errors import AuditError
-from sweepgrad.graph.node import CONSUMED, REMOVED, VARIABLE, Node
+from sweepgrad.errors import AuditError, GraphConsumedError
+from sweepgrad.graph.node import CONSUMED, REMOVED, VARIABLE, Gone, Node
 
 if TYPE_CHECKING:
     from sweepgrad.graph.registry import Registry
+
+log = logging.getLogger("sweepgrad")
+
+Callback = Callable[[str, dict[str, Any]], object]
 
 pool_bytes: Callable[[], int] = int
 """Bytes idle in the pool of buffers; the pool's module sets it."""
@@ -27,6 +34,31 @@ def format_bytes(count: float) -> str:
 def count(number: int, noun: str) -> str:
     """`number` of something, as in `1 node` or `2,000 nodes`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+class Callbacks(list[Callback]):
+    """Users' functions, called at the start and the stop of each sweep."""
+
+    def __init__(self) -> None:
+        self.errors = 0
+        self._lock = threading.Lock()  # guards `errors`
+        self._announcing = threading.local()
+
+    def announce(self, phase: str, info: dict[str, Any]) -> None:
+        """Call them; one that raises is logged and counted, and ends nothing."""
+        if getattr(self._announcing, "now", False):
+            return  # a callback that sweeps is not told about its own sweep
+        self._announcing.now = True
+        try:
+            for callback in tuple(self):
+                try:
+                    callback(phase, dict(info))
+                except Exception:
+                    with self._lock:
+                        self.errors += 1
+                    log.exception("sweepgrad: the sweep callback %r raised", callback)
+        finally:
+            self._announcing.now = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +166,25 @@ def tally(registry: "Registry") -> dict[str, int]:
     }
 
 
+def consumed_error(node: Node) -> GraphConsumedError:
+    """The error for a backward pass that needs `node`, whose saved values are gone."""
+    name, source = node.rule.name, node.saved
+    if type(source) is Gone and source is not CONSUMED:
+        return GraphConsumedError(
+            f"`{name}` (node {node.id}) needs the result of `{source}`, which was swept: its tensor was finalised and "
+            "then brought back to life; compute the result anew"
+        )
+    how = (
+        "was consumed by an earlier backward pass"
+        if source is CONSUMED
+        else f"was computed from `{source}`, which an earlier backward pass consumed"
+    )
+    return GraphConsumedError(
+        f"`{name}` (node {node.id}) {how}, so no backward pass can run through it; "
+        "give the earlier pass retain_graph=True, or compute the result anew"
+    )
+
+
 def living(nodes: Iterable[Node], dropped: Iterable[Node | None]) -> set[Node]:
     """Those of `nodes`, given in ascending order of id, that have a handle or a live descendant."""
     pending = Counter(dropped)
@@ -177,7 +228,10 @@ def stats(registry: "Registry") -> GraphStats:
 
 def node_infos(registry: "Registry") -> list[NodeInfo]:
     """A snapshot of the registered nodes, in the order in which they were made."""
-    nodes, dropped = registry.snapshot()
+    registry.settle()
+    with registry.lock:
+        nodes, dropped = list(registry.nodes.values()), list(registry.dropped)
+    nodes.sort(key=attrgetter("id"))
     alive = living(nodes, dropped)
     return [
         NodeInfo(

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from sweepgrad.config import DEFAULT_INTERVAL, parse_interval
 from sweepgrad.errors import ArgumentError
-from sweepgrad.graph.registry import Registry, log
+from sweepgrad.graph.registry import Registry
+from sweepgrad.graph.report import log
 
 
 class _Worker(threading.Thread):
