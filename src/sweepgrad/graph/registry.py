@@ -418,17 +418,17 @@ class Registry:
         # Within a batch of this thread a node may be half entered, so there all are taken for entered.
         entered = [node for node in nodes if node.id in self.nodes] if outermost else nodes
         steps = chain(
+            map(setattr, [owner for owner, _, _ in totals], repeat("_grad"), [new for _, _, new in totals]),
             map(setattr, nodes, repeat("saved"), repeat(CONSUMED)),
             map(self.retiring.append, entered),
             map(setattr, (self, decided), ("consumed", "done"), (self.consumed + len(nodes), end)),
         )
         sink: deque[None] = deque(maxlen=0)
-        if decided.done == done:  # else a finaliser has done it; from here on nothing is allocated, and none can run
-            for owner, _, new in totals:
-                owner._grad = new
-            sink.extend(steps)  # one call into C, in which no signal is looked at: all of them, or none
-            if end >= len(decided.nodes) and end >= len(decided.totals):
-                self.decided = None
+        # Unless a finaliser has done it, and perhaps carried out passes of its own, of which `consumed` above knows
+        # nothing. One call into C, in which no signal is looked at: all of them, or none.
+        sink.extend(steps if self.decided is decided and decided.done == done else ())
+        if self.decided is decided and decided.done >= max(len(decided.nodes), len(decided.totals)):
+            self.decided = None
         if outermost:
             self.busy = False
         return dead

@@ -155,15 +155,18 @@ def tally(registry: "Registry") -> dict[str, int]:
     """The registry's counts that follow from its nodes and its other counts, by name."""
     nodes = list(registry.nodes.values())
     kept = len(nodes) - sum(node.id in registry.nodes for node in registry.retiring)
-    # Consumed before they were entered: they are counted as registered when their turn comes.
-    coming = [node for node in list(registry.born) if node.saved is CONSUMED and node.children is not REMOVED]
-    registered = registry.registered + sum(node.id not in registry.nodes for node in coming)
     return {
         "variables": sum(node.rule is VARIABLE for node in nodes),
         "with_children": sum(node.children is not None and node.children is not REMOVED for node in nodes),
         "saved_bytes": sum(node.nbytes for node in nodes),
-        "swept": registered - registry.consumed - kept,
+        "swept": registered(registry) - registry.consumed - kept,
     }
+
+
+def registered(registry: "Registry") -> int:
+    """How many nodes have been registered: those entered, and those consumed that wait to be counted as entered."""
+    waiting = [node for node in list(registry.born) if node.saved is CONSUMED and node.children is not REMOVED]
+    return registry.registered + sum(node.id not in registry.nodes for node in waiting)
 
 
 def consumed_error(node: Node) -> GraphConsumedError:
@@ -208,7 +211,7 @@ def stats(registry: "Registry") -> GraphStats:
             childless=nodes - registry.with_children,
             dropped=len(registry.dropped),
             saved_bytes=registry.saved_bytes,
-            registered=registry.registered,
+            registered=registered(registry),
             consumed=registry.consumed - len(registry.retiring),
             swept=registry.swept,
             peak=registry.peak,
