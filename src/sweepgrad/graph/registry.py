@@ -148,7 +148,9 @@ class Registry:
             node = born[0]
             if node.saved is CONSUMED:  # by a backward pass, before anyone asked: nothing to enter
                 steps -= 1
-                if node.id not in nodes and node.children is not REMOVED:
+                if node.id in nodes:
+                    self.retiring.append(node)
+                elif node.children is not REMOVED:
                     node.links, node.children, self.registered = (), REMOVED, self.registered + 1
                 born.popleft()
                 continue
@@ -172,6 +174,8 @@ class Registry:
                     self.stranded.append(node)
                 elif children is not node:
                     parent.children = {children, node}
+            if node.saved is CONSUMED:  # meanwhile, by a finaliser's pass, which may have come before it was in `nodes`
+                self.retiring.append(node)
             born.popleft()
         return births, steps
 
@@ -415,8 +419,7 @@ class Registry:
         nodes, totals = decided.nodes[done:end], decided.totals[done:end]
         dead = [decided, *[node.saved for node in nodes]]
         outermost = self._begin(nested)  # so that no finaliser enters a node after it was looked up here
-        # Within a batch of this thread a node may be half entered, so there all are taken for entered.
-        entered = [node for node in nodes if node.id in self.nodes] if outermost else nodes
+        entered = [node for node in nodes if node.id in self.nodes]
         steps = chain(
             map(setattr, [owner for owner, _, _ in totals], repeat("_grad"), [new for _, _, new in totals]),
             map(setattr, nodes, repeat("saved"), repeat(CONSUMED)),
