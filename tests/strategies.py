@@ -19,13 +19,13 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def frozen(array):
-    """The array as it is, strides and all, and read-only so that `asarray` shares it."""
+    """The array with the strides that it has, over bytes, which nobody can write to, so that `asarray` shares it."""
     array = np.asarray(array)
-    base = array
-    while isinstance(base, np.ndarray):
-        base.flags.writeable = False
-        base = base.base
-    return array
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    offset = array.ctypes.data - owner.ctypes.data
+    return np.ndarray(array.shape, array.dtype, owner.tobytes("A"), offset, array.strides)
 
 
 def laid_out(array, layout):

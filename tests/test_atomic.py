@@ -29,7 +29,7 @@ def test_each_number_is_given_once(monkeypatch, gil):
 def test_without_a_gil_a_lock_is_held_around_each(monkeypatch):
     monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
     held = []
-    lock = threading.Lock()
+    lock = threading.RLock()
 
     class Watched:
         def __enter__(self):
@@ -38,7 +38,7 @@ def test_without_a_gil_a_lock_is_held_around_each(monkeypatch):
         def __exit__(self, *exception):
             lock.release()
 
-    monkeypatch.setattr(threading, "Lock", Watched)
+    monkeypatch.setattr(threading, "RLock", Watched)
     number = numbers()
     assert [number(), number()] == [1, 2]
     assert held == [True, True]

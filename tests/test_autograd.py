@@ -5,6 +5,7 @@ import gc
 import threading
 import typing
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 import sweepgrad as sg
 from strategies import examples, seeds
+from sweepgrad.tensor import dense
 
 
 @pytest.fixture(autouse=True)
@@ -540,7 +542,7 @@ def test_detach():
     assert not y.requires_grad
     (x * y).sum().backward()
     assert x.grad.tolist() == [3.0, 6.0]
-    assert np.shares_memory(x.detach().numpy(), x.numpy())
+    assert np.shares_memory(dense(x.detach()), dense(x))
 
 
 def test_requires_grad_both_ways():
@@ -700,6 +702,23 @@ def test_the_mode_is_of_each_thread():
     worker.join(30)
     assert found in ([True, False, True], [True, True, False])
     assert (x * 2.0).requires_grad
+
+
+def test_a_pool_takes_over_the_mode():
+    x = variable(1.0)
+    with sg.no_grad():
+        inheriting = ThreadPoolExecutor(1, initializer=sg.set_grad_enabled, initargs=(sg.is_grad_enabled(),))
+        with inheriting, ThreadPoolExecutor(1) as plain:
+            assert not inheriting.submit(lambda: (x * 2.0).requires_grad).result(30)
+            assert plain.submit(lambda: (x * 2.0).requires_grad).result(30)
+        assert not sg.is_grad_enabled()
+
+
+@pytest.mark.parametrize("value", [None, 1, "on"])
+def test_set_grad_enabled_needs_a_bool(value):
+    with pytest.raises(TypeError, match="`set_grad_enabled` needs True or False; found"):
+        sg.set_grad_enabled(value)
+    assert sg.is_grad_enabled()
 
 
 # --- grad and value_and_grad ----------------------------------------------------------------------------------------

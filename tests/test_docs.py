@@ -83,3 +83,13 @@ def test_every_public_name_is_documented():
         value = getattr(sg, name)
         if callable(value):
             assert value.__doc__, name
+
+
+def test_every_guarantee_names_tests_that_exist():
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
+    assert named
+    for path, name in named:
+        assert re.search(rf"^\s*(def |class )?{name}\b", (ROOT / path).read_text(), re.MULTILINE), f"{path}::{name}"
+    for row in re.findall(r"^\| (?!promise).*\|$", text, re.MULTILINE):
+        assert "`tests/" in row, row

@@ -37,7 +37,9 @@ BUILT_IN = {
     sg.ImmutableError: (TypeError,),
     sg.FuseError: (TypeError,),
     sg.GraphConsumedError: (RuntimeError,),
+    sg.OutOfMemoryError: (MemoryError,),
     sg.AuditError: (AssertionError,),
+    sg.AnomalyError: (ArithmeticError, FloatingPointError),
 }
 
 # (what is called, the exception's type, parts of the message)

@@ -13,9 +13,11 @@ import math as _math
 
 from sweepgrad import graph, optim, pool
 from sweepgrad._version import __version__
-from sweepgrad.config import auto_sweep_interval as _auto_sweep_interval
+from sweepgrad.anomaly import detect_anomaly
+from sweepgrad.config import interval_at_import as _interval_at_import
 from sweepgrad.dtypes import DTYPES as _DTYPES
 from sweepgrad.errors import (
+    AnomalyError,
     ArgumentError,
     AuditError,
     AxisError,
@@ -24,14 +26,17 @@ from sweepgrad.errors import (
     GraphConsumedError,
     ImmutableError,
     NotTrackedError,
+    OutOfMemoryError,
     ShapeError,
     SweepgradError,
     VariableError,
 )
 from sweepgrad.fusion import fuse
-from sweepgrad.grad_mode import enable_grad, is_grad_enabled, no_grad
-from sweepgrad.graph.process import sweep, sweeper
+from sweepgrad.grad_mode import enable_grad, is_grad_enabled, no_grad, set_grad_enabled
+from sweepgrad.graph import sweep
+from sweepgrad.graph.process import sweeper
 from sweepgrad.graph.report import SweepReport
+from sweepgrad.hooks import HookHandle
 from sweepgrad.kernels.workers import get_num_threads, set_num_threads
 from sweepgrad.ops.creation import (
     arange,
@@ -146,7 +151,7 @@ from sweepgrad.ops.shape import (
     squeeze,
     stack,
 )
-from sweepgrad.tensor import HookHandle, Tensor
+from sweepgrad.tensor import Tensor
 from sweepgrad.transforms import grad, value_and_grad
 
 e, pi, inf, nan, newaxis = _math.e, _math.pi, _math.inf, _math.nan, None
@@ -156,11 +161,11 @@ int8, int16, int32, int64 = (_DTYPES[f"int{n}"] for n in (8, 16, 32, 64))
 uint8, uint16, uint32, uint64 = (_DTYPES[f"uint{n}"] for n in (8, 16, 32, 64))
 bool = _DTYPES["bool"]
 
-_attach()
-if (_interval := _auto_sweep_interval()) is not None:
+if _attach() and (_interval := _interval_at_import()) is not None:  # once, even if this module is loaded again
     sweeper.start(_interval)
 
 __all__ = [
+    "AnomalyError",
     "ArgumentError",
     "AuditError",
     "AxisError",
@@ -170,6 +175,7 @@ __all__ = [
     "HookHandle",
     "ImmutableError",
     "NotTrackedError",
+    "OutOfMemoryError",
     "ShapeError",
     "SweepReport",
     "SweepgradError",
@@ -203,6 +209,7 @@ __all__ = [
     "concat",
     "cos",
     "cosh",
+    "detect_anomaly",
     "divide",
     "e",
     "enable_grad",
@@ -280,6 +287,7 @@ __all__ = [
     "reshape",
     "roll",
     "round",
+    "set_grad_enabled",
     "set_num_threads",
     "sigmoid",
     "sign",

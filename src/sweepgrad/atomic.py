@@ -11,7 +11,7 @@ def numbers() -> Callable[[], int]:
     number = itertools.count(1).__next__
     if getattr(sys, "_is_gil_enabled", lambda: True)():
         return number
-    lock = threading.Lock()  # without a GIL, two threads may get the same number from a `count`
+    lock = threading.RLock()  # without a GIL, two threads may get the same number from a `count`
 
     def locked() -> int:
         with lock:

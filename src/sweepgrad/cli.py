@@ -1,7 +1,7 @@
 """The command line.
 
 `sweepgrad run` sweeps the graph of any script, `sweepgrad warmup` compiles the common kernels ahead, and
-`sweepgrad info` describes this installation.
+`sweepgrad info` describes this installation, whatever state it is in.
 
 Guarantees of `run`
 - The script sees what `python script.py args` would show it: `sys.argv`, `sys.path`, a fresh `__main__` module. Its
@@ -24,18 +24,21 @@ import pkgutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sweepgrad import config, graph
 from sweepgrad._version import __version__
-from sweepgrad.config import AUTO_SWEEP, CACHE_DIR, SETTINGS
+from sweepgrad.config import AUTO_SWEEP, CACHE_DIR, NUM_THREADS, POOL_LIMIT, SETTINGS
+from sweepgrad.dtypes import FLOATS
 from sweepgrad.errors import ArgumentError, SweepgradError
-from sweepgrad.graph.process import sweep, sweeper
+from sweepgrad.graph import sweep
+from sweepgrad.graph.process import sweeper
 from sweepgrad.graph.report import format_bytes
 from sweepgrad.kernels.cpu import check_private, kept_in
 
@@ -43,7 +46,6 @@ if TYPE_CHECKING:
     from sweepgrad.warmup import Outcome
 
 PREFIX = "SWEEPGRAD_"
-FLOATS = ("float32", "float64")
 
 # The `__main__` in whose place the script's was put. It must stay alive: where a script raised, CPython 3.11 still
 # deletes `__file__` from its dictionary after it has dropped its own reference, and the process crashes at exit.
@@ -52,20 +54,36 @@ _replaced: list[ModuleType] = []
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line `argv`, by default that of the process."""
+    try:
+        options = _parser().parse_args(argv)
+    except SystemExit:
+        _flush()  # what `--help` and `--version` print
+        raise
+    options.function(options)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="sweepgrad", description="Automatic differentiation with a graph that never grows unseen."
     )
     parser.add_argument("--version", action="version", version=f"sweepgrad {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
+    _add_run(commands)
+    _add_warmup(commands)
+    info_parser = commands.add_parser("info", help="show versions, the kernel cache and the settings in force")
+    info_parser.set_defaults(function=lambda _: _say(info()))
+    return parser
 
-    run_parser = commands.add_parser(
+
+def _add_run(commands: Any) -> None:
+    parser = commands.add_parser(
         "run",
         help="run a script with the sweeper on, and sum up its graph at the end",
         usage="%(prog)s [-h] [--sweep INTERVAL] script.py [args ...]",
         description="Run a script as `python script.py args` would, with the sweeper on; at the end, say on standard "
         "error what became of the nodes of its graph.",
     )
-    run_parser.add_argument(
+    parser.add_argument(
         "--sweep",
         metavar="INTERVAL",
         type=_interval,
@@ -73,30 +91,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         f"The script and its child processes find it in {AUTO_SWEEP}",
     )
     # The script's name is part of the remainder, so that argparse leaves every word after it alone, `--` included.
-    run_parser.add_argument("command", metavar="script.py [args ...]", nargs=argparse.REMAINDER)
-    run_parser.set_defaults(function=lambda options: run(options.command, options.sweep, run_parser.error))
+    parser.add_argument("command", metavar="script.py [args ...]", nargs=argparse.REMAINDER)
+    parser.set_defaults(function=lambda options: run(options.command, options.sweep, parser.error))
 
-    warmup_parser = commands.add_parser(
+
+def _add_warmup(commands: Any) -> None:
+    floats = [dtype.name for dtype in FLOATS]
+    parser = commands.add_parser(
         "warmup",
         help="compile the common kernels ahead",
         description="Compile the kernels of the common operations, of the optimisers and of common losses, forward and "
         f"backward, for small and large arrays. They are kept in {CACHE_DIR}; what is there already is not compiled "
         "again.",
     )
-    warmup_parser.add_argument(
-        "--dtype", metavar="DTYPE", dest="dtypes", nargs="+", choices=FLOATS, default=FLOATS,
-        help="float32 or float64; by default both",
+    parser.add_argument(
+        "--dtype", metavar="DTYPE", dest="dtypes", nargs="+", choices=floats, default=floats,
+        help=f"{' or '.join(floats)}; by default both",
     )  # fmt: skip
-    warmup_parser.add_argument(
+    parser.add_argument(
         "--jobs", metavar="N", type=_jobs, help="processes to compile in; by default one for each processor, up to 8"
     )
-    warmup_parser.set_defaults(function=lambda options: warmup(list(dict.fromkeys(options.dtypes)), options.jobs))
-
-    info_parser = commands.add_parser("info", help="show versions, the kernel cache and the settings in force")
-    info_parser.set_defaults(function=lambda _: print(info()))
-
-    options = parser.parse_args(argv)
-    options.function(options)
+    parser.set_defaults(function=lambda options: warmup(list(dict.fromkeys(options.dtypes)), options.jobs))
 
 
 def _interval(text: str) -> str:
@@ -115,6 +130,40 @@ def _jobs(text: str) -> int:
     return int(text)
 
 
+def _say(text: str) -> None:
+    """Print `text` to standard output, with escapes for what that cannot take."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    _flush(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+
+
+def _flush(text: str = "") -> None:
+    """Write out `text` after what was printed. A reader that has gone, such as `head`, has had what it wanted."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+    except (OSError, ValueError) as error:  # the latter where it is closed
+        with suppress(OSError, ValueError):
+            # Lest Python try again, at exit, to write what it still has.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            raise SystemExit(f"sweepgrad: standard output cannot be written to: {error}") from None
+
+
+def _note(text: str) -> None:
+    """Print `text` to standard error, if there is one."""
+    with suppress(OSError, ValueError, AttributeError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def _is_terminal(stream: Any) -> bool:
+    """Whether somebody watches `stream`, which may be anything."""
+    try:
+        return bool(stream.isatty())
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
 # --- run ------------------------------------------------------------------------------------------------------------
 
 
@@ -124,8 +173,10 @@ def run(command: Sequence[str], interval: str | None, fail: Callable[[str], NoRe
         command = command[1:]
     if not command:
         fail("the following arguments are required: script.py")
-    path = os.path.join(os.getcwd(), command[0])  # not normalised, as Python does not: it is part of every traceback
+    path = command[0]
     try:
+        if not os.path.isabs(path):
+            path = os.path.join(os.getcwd(), path)  # not normalised, as Python does not: it is part of every traceback
         module, folder, get_code = _prepare(path)
     except OSError as error:
         fail(f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}")
@@ -170,7 +221,10 @@ def _start_sweeper(interval: str | None) -> None:
     if interval is None:
         interval = os.environ.get(AUTO_SWEEP, "").strip() or "on"
     os.environ[AUTO_SWEEP] = interval  # a forked child sweeps as its parent does; this makes a spawned one do so, too
-    seconds = config.auto_sweep_interval()
+    try:
+        seconds = config.auto_sweep_interval()
+    except ArgumentError as error:
+        raise SystemExit(f"sweepgrad run: {error}") from None
     if seconds is None:
         sweeper.stop()
     else:
@@ -224,6 +278,9 @@ def warmup(dtypes: Sequence[str], jobs: int | None) -> None:
     from sweepgrad.warmup import default_jobs, perform_all, tasks
 
     try:
+        for check in SETTINGS.values():  # here, rather than in each of the processes
+            with suppress(OSError):
+                check()
         folder = kept_in()
     except SweepgradError as error:
         raise SystemExit(f"sweepgrad warmup: {error}") from None
@@ -236,22 +293,22 @@ def warmup(dtypes: Sequence[str], jobs: int | None) -> None:
     except KeyboardInterrupt:
         raise SystemExit(f"sweepgrad warmup: interrupted; what was compiled is kept in {folder}") from None
     compiled, lost, loaded = (sum(getattr(one, key) for one in outcomes) for key in ("compiled", "lost", "loaded"))
-    print(
+    _say(
         f"{compiled:,} kernels compiled and {loaded:,} found in {time.perf_counter() - start:.1f} s; "
         f"they are kept in {_cache(folder)}"
     )
     for one in outcomes:
         if one.error is not None:
-            print(f"sweepgrad warmup: {' in '.join(one.task)}: {one.error}", file=sys.stderr)
+            _note(f"sweepgrad warmup: {' in '.join(one.task)}: {one.error}")
     if lost:
-        print(f"sweepgrad warmup: {lost:,} kernels could not be kept", file=sys.stderr)
+        _note(f"sweepgrad warmup: {lost:,} kernels could not be kept")
     if lost or any(one.error is not None for one in outcomes):
         raise SystemExit(1)
 
 
 def _progress(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
     """`outcomes`, shown on standard error as they come: by tqdm on a terminal, or else a line at every tenth."""
-    if sys.stderr.isatty():
+    if _is_terminal(sys.stderr):
         try:
             from tqdm import tqdm
         except ImportError:
@@ -262,7 +319,7 @@ def _progress(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
     for done, outcome in enumerate(outcomes, start=1):
         yield outcome
         if done * 10 // total != (done - 1) * 10 // total:
-            print(f"sweepgrad warmup: {done} of {total} tasks done", file=sys.stderr, flush=True)
+            _note(f"sweepgrad warmup: {done} of {total} tasks done")
 
 
 # --- info -----------------------------------------------------------------------------------------------------------
@@ -270,24 +327,63 @@ def _progress(outcomes: Iterable[Outcome], total: int) -> Iterator[Outcome]:
 
 def info() -> str:
     """Versions, the kernel cache, the settings in the environment and the thresholds, one to a line."""
-    from importlib.metadata import version
     from platform import platform, python_version
+
+    import numpy
 
     limit = graph.get_threshold()
     lines = {
         "sweepgrad": __version__,
         "Python": f"{python_version()} on {platform()}",
-        "NumPy": version("numpy"),
-        "Numba": version("numba"),  # asked of its metadata, since importing it takes a second
-        "cache": _cache(config.cache_dir().absolute()),
-        "sweeper": f"every {sweeper.interval:g} s" if sweeper.is_running() else "off",
+        "NumPy": numpy.__version__,
+        "Numba": _numba(),
+        "cache": _in_force(CACHE_DIR, lambda: _cache(config.cache_dir())),
+        "sweeper": _in_force(AUTO_SWEEP, lambda: f"every {sweeper.interval:g} s" if sweeper.is_running() else "off"),
+        "threads": _in_force(NUM_THREADS, lambda: f"up to {config.num_threads():,} for one kernel"),
+        "pool": _in_force(POOL_LIMIT, lambda: f"keeps up to {format_bytes(config.pool_limit())}"),
         "thresholds": f"{limit.nodes:,} dropped nodes, {format_bytes(limit.bytes)} saved since the last sweep",
     }
     for name in sorted({*SETTINGS} | {name for name in os.environ if name.startswith(PREFIX)}):
-        value = repr(os.environ[name]) if name in os.environ else "not set"
-        lines[name] = value if name in SETTINGS else f"{value} (not a setting of sweepgrad)"
+        lines[name] = _setting(name)
     width = max(map(len, lines))
     return "\n".join(f"{name:{width}}  {value}" for name, value in lines.items())
+
+
+def _in_force(name: str, read: Callable[[], str]) -> str:
+    """What follows from the variable `name`, as `read` tells, or why nothing does."""
+    try:
+        SETTINGS[name]()
+        return read()
+    except ArgumentError:
+        return f"unknown, for {name} is not understood"
+    except OSError as error:
+        return f"none: {error.strerror}"
+
+
+def _setting(name: str) -> str:
+    """The value of the variable `name`, and what is wrong with it."""
+    if name not in os.environ:
+        return "not set"
+    value = repr(os.environ[name])
+    if name not in SETTINGS:
+        return f"{value} (not a setting of sweepgrad)"
+    try:
+        SETTINGS[name]()
+    except ArgumentError as error:
+        return f"{value} (not understood{str(error).removeprefix(f'`{name}` is {value}')})"
+    except OSError:
+        pass
+    return value
+
+
+def _numba() -> str:
+    """The version of Numba, asked of its metadata, since importing it takes a second."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("numba")
+    except PackageNotFoundError:
+        return "unknown: its metadata is not there"
 
 
 def _cache(folder: Path) -> str:

@@ -1,13 +1,16 @@
 """Every setting that comes from the environment, and the parsers behind them.
 
-Variables are read when they are needed, not cached; a value that cannot be understood raises `ArgumentError`, which
-names the variable, the value and the accepted forms.
+Variables are read when they are needed: `SWEEPGRAD_AUTO_SWEEP` by `import sweepgrad`, the others when something is
+first computed that depends on them. A value that cannot be understood then raises `ArgumentError`, which names the
+variable, the value and the accepted forms. One that is blank counts as not set.
 """
 
+import errno
 import math
 import os
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from sweepgrad.errors import ArgumentError
@@ -16,7 +19,6 @@ AUTO_SWEEP = "SWEEPGRAD_AUTO_SWEEP"
 CACHE_DIR = "SWEEPGRAD_CACHE_DIR"
 POOL_LIMIT = "SWEEPGRAD_POOL_LIMIT"
 NUM_THREADS = "SWEEPGRAD_NUM_THREADS"
-SETTINGS = (AUTO_SWEEP, CACHE_DIR, NUM_THREADS, POOL_LIMIT)
 
 DEFAULT_INTERVAL = 1.0
 """Seconds between two sweeps of the daemon thread when nothing else is said."""
@@ -40,6 +42,9 @@ _SIZE_UNITS = {"": 1, "b": 1} | {
 _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]i?b|b|)", re.ASCII)
 _SIZE_FORMS = "bytes (`1048576`), a number with a unit (`256MB`, `1.5GiB`; kB to TB, KiB to TiB), or `off` or `0`"
 _MAX_SIZE = 1 << 50  # below which floats are exact
+
+
+_COUNT = re.compile(r"\d{1,6}", re.ASCII)
 
 
 def parse_interval(value: str | float, *, subject: str) -> float | None:
@@ -69,6 +74,24 @@ def parse_interval(value: str | float, *, subject: str) -> float | None:
 def auto_sweep_interval() -> float | None:
     """Interval in seconds from `SWEEPGRAD_AUTO_SWEEP`, or None where no daemon thread is wanted."""
     return parse_interval(os.environ.get(AUTO_SWEEP, ""), subject=AUTO_SWEEP)
+
+
+def interval_at_import() -> float | None:
+    """The same for `import sweepgrad`; of a bad value, the command line tells in its own way."""
+    try:
+        return auto_sweep_interval()
+    except ArgumentError:
+        if _is_command_line():
+            return None
+        raise
+
+
+def _is_command_line() -> bool:
+    """Whether this process was started as `sweepgrad` or as `python -m sweepgrad`."""
+    started = getattr(sys, "argv", None) or [""]
+    if started[0] == "-m":  # which stands there until the module that was asked for is found
+        return re.search(r"(^| )-\w*m ?sweepgrad( |$)", " ".join(sys.orig_argv)) is not None
+    return Path(started[0]).name.removesuffix(".exe").removesuffix("-script.py") == "sweepgrad"
 
 
 def parse_size(value: str | int, *, subject: str) -> int:
@@ -104,26 +127,40 @@ def pool_limit() -> int:
 
 
 def cache_dir() -> Path:
-    """Folder for compiled kernels: `SWEEPGRAD_CACHE_DIR`, or `sweepgrad` in the user's cache directory."""
-    chosen = os.environ.get(CACHE_DIR)
-    if chosen:
-        return Path(chosen).expanduser()
+    """Folder for compiled kernels, absolute: `SWEEPGRAD_CACHE_DIR`, or `sweepgrad` in the user's cache directory.
+
+    Raises:
+        OSError: if nothing tells where the user's files are.
+    """
+    chosen = os.environ.get(CACHE_DIR, "")
+    if chosen.strip():
+        try:
+            return Path(chosen).expanduser().absolute()
+        except RuntimeError:
+            raise ArgumentError(
+                f"`{CACHE_DIR}` is {chosen!r}; accepted are paths of folders, and no user is known whose home `~` is"
+            ) from None
     if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+        given, usual = os.environ.get("LOCALAPPDATA", ""), ("AppData", "Local")
     elif sys.platform == "darwin":
-        base = str(Path.home() / "Library" / "Caches")
+        given, usual = "", ("Library", "Caches")
     else:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "sweepgrad"
+        given, usual = os.environ.get("XDG_CACHE_HOME", ""), (".cache",)
+    if os.path.isabs(given):  # a relative one is not valid, says the standard of the XDG
+        return Path(given) / "sweepgrad"
+    try:
+        return Path.home().absolute().joinpath(*usual, "sweepgrad")
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, "there is no home directory") from None
 
 
 def num_threads() -> int:
     """Threads that one kernel may use: `SWEEPGRAD_NUM_THREADS`, or the cores that this process may run on."""
     chosen = os.environ.get(NUM_THREADS, "").strip()
     if chosen:
-        if not chosen.isascii() or not chosen.isdigit() or int(chosen) < 1:
+        if not _COUNT.fullmatch(chosen) or int(chosen) < 1:
             raise ArgumentError(
-                f"`{NUM_THREADS}` is {chosen!r}; accepted are integers from 1, or nothing for all cores"
+                f"`{NUM_THREADS}` is {chosen!r}; accepted are integers from 1 to 999999, or nothing for all cores"
             )
         return int(chosen)
     return usable_cores()
@@ -132,3 +169,12 @@ def num_threads() -> int:
 def usable_cores() -> int:
     """The cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+SETTINGS: dict[str, Callable[[], object]] = {
+    AUTO_SWEEP: auto_sweep_interval,
+    CACHE_DIR: cache_dir,
+    NUM_THREADS: num_threads,
+    POOL_LIMIT: pool_limit,
+}
+"""Every variable, and what reads it."""

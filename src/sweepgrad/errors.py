@@ -4,6 +4,25 @@ Each type derives from `SweepgradError` and from the built-in exception that fit
 Messages name the operation or setting in backticks, say what was found, what was needed, and what to do.
 """
 
+import sys
+from types import FrameType
+
+_PACKAGE = __name__.rpartition(".")[0]
+
+
+def is_inside(frame: FrameType) -> bool:
+    """Whether the frame is of this package's code."""
+    # By the module's name: the file's may lead through links, or be missing. Code handed to `exec` may have no module.
+    return f"{frame.f_globals.get('__name__')}.".startswith(f"{_PACKAGE}.")
+
+
+def site() -> str:
+    """File and line of the innermost caller outside this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and is_inside(frame):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
 
 class SweepgradError(Exception):
     """Base of all exceptions that sweepgrad raises on purpose."""
@@ -43,6 +62,14 @@ class ImmutableError(SweepgradError, TypeError):
 
 class FuseError(SweepgradError, TypeError):
     """A function that was to be fused does what no single kernel can do."""
+
+
+class OutOfMemoryError(SweepgradError, MemoryError):
+    """An operation cannot get the memory it needs, although orphans were swept and the pool of buffers was emptied."""
+
+
+class AnomalyError(SweepgradError, FloatingPointError):
+    """Under `detect_anomaly`, a NaN or an infinity was made, or a backward pass met one."""
 
 
 class AuditError(SweepgradError, AssertionError):

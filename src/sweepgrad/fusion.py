@@ -10,21 +10,23 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import threading
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, overload
 
 import numpy as np
 
+from sweepgrad.anomaly import is_watching
 from sweepgrad.dtypes import DTYPES, FLOATS, DType
-from sweepgrad.errors import DTypeError, FuseError
-from sweepgrad.grad_mode import enable_grad
+from sweepgrad.errors import AnomalyError, DTypeError, FuseError, site
+from sweepgrad.grad_mode import enable_grad, no_grad
 from sweepgrad.kernels.expr import Expr, reduction, symbol, symbols, topological
 from sweepgrad.ops.plan import from_array
 from sweepgrad.ops.program import UNREAD, Place, Program, Space, place, rebuilt
-from sweepgrad.ops.traced import FALLBACK, NeedsValue, Number, Trace, Traced, refuse, site, traced
-from sweepgrad.tensor import Tensor, as_array, flat, make
+from sweepgrad.ops.traced import FALLBACK, NeedsValue, Number, Trace, Traced, refuse, traced
+from sweepgrad.sharing import as_array
+from sweepgrad.tensor import Tensor, flat, make
 
 _KEPT = 256
 """Traces that a fused function keeps, the newest: a loop over ever new shapes would fill memory."""
@@ -74,6 +76,10 @@ def in_float64(f: Callable[..., Any]) -> Fused:
     return Fused(f, False, wide=True)
 
 
+def _fused(f: Callable[..., Any], fallback: bool, wide: bool) -> Fused:
+    return Fused(f, fallback, wide=wide)
+
+
 class _Form:
     """How a traced function's results are put together: a tensor, or a tuple or list."""
 
@@ -97,12 +103,27 @@ class Fused:
         self._fallback = fallback
         self._wide = wide
         self._warned = False
+        # No lock, for which a child that is forked meanwhile would wait: two threads may trace the same, and either
+        # trace serves. Positions that are lost where both add some are asked for again.
         self._forms: dict[Any, _Form | None] = {}
         self._fixed: frozenset[int] = frozenset()  # positions of floats whose values the function asks for
-        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"<fused {getattr(self._f, '__qualname__', self._f)}>"
+
+    def __copy__(self) -> Fused:
+        return self  # as functions are copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fused:
+        return self
+
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        # As functions are: by the name, if it leads here; else as what `fuse` makes of the function.
+        name = getattr(self, "__qualname__", "")
+        found: Any = sys.modules.get(self.__module__)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (_fused, (self._f, self._fallback, self._wide))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         return self if instance is None else functools.partial(self, instance)
@@ -112,8 +133,13 @@ class Fused:
         leaves, form = self._prepared(args, kwargs)
         if form is None:  # also within another function that is being traced
             return self._f(*args, **kwargs)
-        tensors = _tensors(leaves)
-        return form.built(form.program(tensors, self._numbers(form, leaves)))
+        numbers = self._numbers(form, leaves)
+        try:
+            return form.built(form.program(_tensors(leaves), numbers))
+        except AnomalyError:
+            with no_grad():
+                self._f(*args, **kwargs)  # to raise at the operation within that is at fault, if one is by itself
+            raise
 
     def _numbers(self, form: _Form, leaves: Sequence[Any]) -> list[float]:
         """What the kernel is handed besides tensors."""
@@ -132,8 +158,10 @@ class Fused:
         """The value, which must have one element, and its gradients by some of `args`, in one pass; nothing is tracked.
 
         None where that takes more than one kernel: an argument is tracked, or is no array of floats, or `f` is not
-        fused.
+        fused. Or where each is looked at by itself, within `detect_anomaly`.
         """
+        if is_watching():
+            return None
         if not all(isinstance(args[k], (Tensor, np.ndarray)) for k in argnums):
             return None
         if any(isinstance(arg, (list, tuple, dict)) for arg in args):
@@ -179,8 +207,7 @@ class Fused:
                     raise refuse(self.__name__, "an argument is neither input nor hashable", "pass its parts")
                 form = self._traced(args, kwargs, leaves, fixed)
             except NeedsValue as needed:
-                with self._lock:
-                    self._fixed |= needed.numbers
+                self._fixed |= needed.numbers
                 continue
             except FuseError as error:
                 if not self._fallback:
@@ -188,10 +215,9 @@ class Fused:
                 self._warn(str(error).removesuffix(f", {FALLBACK}"))
                 if key is None:
                     return leaves, None
-            with self._lock:
-                while len(self._forms) >= _KEPT:
-                    del self._forms[next(iter(self._forms))]
-                self._forms[key] = form
+            for old in list(self._forms)[: 1 - _KEPT]:
+                self._forms.pop(old, None)
+            self._forms[key] = form
 
     def _warn(self, why: str) -> None:
         """Say once, at the user's line, that the function is not fused."""

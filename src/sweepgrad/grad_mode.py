@@ -24,7 +24,10 @@ mode = _Mode()
 
 
 class _SetMode:
-    """Sets the flag within a `with` block or a decorated function, and puts back what was there before."""
+    """Sets the flag within a `with` block or a decorated function, and puts back what was there before.
+
+    What was there is kept with the thread, not here: one object may be entered many times, on any threads.
+    """
 
     _enabled: bool
 
@@ -54,7 +57,7 @@ class _SetMode:
 
         @functools.wraps(function)
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
-            with type(self)():
+            with self:
                 return function(*args, **kwargs)
 
         return wrapped
@@ -84,3 +87,26 @@ class enable_grad(_SetMode):  # noqa: N801
 def is_grad_enabled() -> bool:
     """Whether operations on this thread are recorded."""
     return mode.enabled
+
+
+def set_grad_enabled(enabled: bool, /) -> None:
+    """Record operations on this thread from now on, or do not: for threads that take over another one's mode.
+
+    A new thread records, whatever the mode of the thread that starts it. Within a function use `no_grad` or
+    `enable_grad`, which put back what was there before.
+
+    Raises:
+        TypeError: if `enabled` is not a bool.
+
+    Example:
+        >>> import sweepgrad as sg
+        >>> from concurrent.futures import ThreadPoolExecutor
+        >>> with sg.no_grad():
+        ...     pool = ThreadPoolExecutor(initializer=sg.set_grad_enabled, initargs=(sg.is_grad_enabled(),))
+        >>> pool.submit(sg.is_grad_enabled).result()
+        False
+        >>> pool.shutdown()
+    """
+    if not isinstance(enabled, bool):
+        raise DTypeError(f"`set_grad_enabled` needs True or False; found {enabled!r}")
+    mode.enabled = enabled

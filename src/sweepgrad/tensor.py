@@ -1,8 +1,8 @@
 """The tensor: an immutable array, and its handle on a node of the graph. No arithmetic; `ops.operators` attaches that.
 
 Guarantees
-- A tensor's elements never change. Arrays are copied on the way in unless they are read-only, and go out read-only, so
-  what a rule saved is what the operation saw. An optimiser's update gives a variable a new array.
+- A tensor's elements never change, so what a rule saved is what the operation saw. Arrays are copied on the way in, and
+  go out such that nobody can write to them (`sharing`). An optimiser's update gives a variable a new array.
 - Dropping a tensor appends its node to the registry's queue and does nothing else.
 
 Data is kept flat, as a contiguous 1-d array in C order beside the shape, since that is what kernels take; a view with
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from sweepgrad.dtypes import CANONICAL, FLOATS, Array, DType, refused_dtype
+from sweepgrad import sums
+from sweepgrad.dtypes import CANONICAL, FLOATS, Array, DType
 from sweepgrad.errors import (
     ArgumentError,
     DTypeError,
@@ -33,6 +34,9 @@ from sweepgrad.grad_mode import mode
 from sweepgrad.graph import process
 from sweepgrad.graph.backward import Arithmetic, backward
 from sweepgrad.graph.node import VARIABLE, Extra, Node, Rule, nobody
+from sweepgrad.hooks import HookHandle, add
+from sweepgrad.sharing import as_array, check, copied, outgoing, owners
+from sweepgrad.shortage import again, attempt
 
 if TYPE_CHECKING:
     from sweepgrad._attached import Attached as _Operators
@@ -146,16 +150,17 @@ class Tensor(_Operators):
     # --- its elements -----------------------------------------------------------------------------------------------
 
     def numpy(self) -> Array:
-        """The elements as a read-only NumPy array that shares memory with this tensor; `.copy()` it to write.
+        """The elements as a read-only NumPy array, which shares memory if it is large; `.copy()` it to write.
 
         Example:
             >>> import sweepgrad as sg
             >>> sg.asarray([1.0, 2.0]).numpy()
             array([1., 2.])
         """
-        view = dense(self).view()
-        view.flags.writeable = False
-        return view
+        try:
+            return outgoing(dense(self))
+        except MemoryError as error:
+            return again(error, "numpy", outgoing, dense(self))
 
     def item(self) -> float | int | bool:
         """The only element, as a Python number.
@@ -183,8 +188,8 @@ class Tensor(_Operators):
                     f"`__array__` with copy=False cannot convert {array.dtype} to {np.dtype(dtype)} without a copy; "
                     "leave out `copy` or `dtype`"
                 )
-            return array.astype(dtype)
-        return array.copy() if copy else array
+            return attempt("__array__", array.astype, dtype)
+        return attempt("__array__", array.copy) if copy else array
 
     def __len__(self) -> int:
         if not self._shape:
@@ -219,6 +224,9 @@ class Tensor(_Operators):
             "example with `where(mask, value, t)` or `concat`, or give a variable new values with `t.copy_(value)`"
         )
 
+    def __delitem__(self, key: object) -> NoReturn:
+        raise ImmutableError("`del t[key]` on a tensor: tensors are immutable; take the others with `t[mask]`")
+
     def __repr__(self) -> str:
         text = np.array2string(dense(self), separator=", ", prefix="Tensor(")
         dtype = "" if self._dtype in (np.float64, np.int64, np.bool_) else f", dtype={self._dtype}"
@@ -244,7 +252,7 @@ class Tensor(_Operators):
                 f"the result of `{self._node.rule.name}` is part of a graph, which is not copied or pickled; "
                 "use `t.detach()`"
             )
-        return _rebuild, (dense(self).copy(), self._node is not None)
+        return _rebuild, (attempt("copy", dense(self).copy), self._node is not None)
 
     # --- its place in the graph -------------------------------------------------------------------------------------
 
@@ -265,8 +273,9 @@ class Tensor(_Operators):
                 )
             node = self._node
             _registry.extra(node).owner = nobody  # a graph built before has no gradient for it any more
-            self._node, self._handle = None, NOTHING
-            _dropped(node)
+            if self._node is node:  # else another thread has done it
+                self._node, self._handle = None, NOTHING
+                _dropped(node)
         return self
 
     def detach(self) -> "Tensor":
@@ -295,14 +304,14 @@ class Tensor(_Operators):
             array = np.broadcast_to(given, self._shape)
         except ValueError:
             raise ShapeError(f"`copy_` cannot broadcast shape {given.shape} to {self._shape}") from None
-        self._replace(np.array(array, dtype=self._dtype, order="C").reshape(-1))
+        array = copied("copy_", array, self._dtype)
+        self._replace(array.reshape(-1), array)
         return self
 
-    def _replace(self, flat: Array) -> None:
-        """Take `flat`, which nobody else may write to, as the elements."""
+    def _replace(self, flat: Array, array: Array) -> None:
+        """Take as the elements what nobody else may write to: `flat`, and the same with this tensor's shape."""
         dense(self)  # so that `_array` is set, and a reader on another thread does not set it after us
-        self._flat = flat
-        self._array = flat.reshape(self._shape)
+        self._flat, self._array = flat, array
 
     def backward(
         self,
@@ -339,6 +348,9 @@ class Tensor(_Operators):
                 "was made under `no_grad` or by `detach`; make the inputs with requires_grad=True"
             )
         ct = cotangent(self, gradient)
+        arithmetic = HIGHER_ORDER if create_graph else FIRST_ORDER
+        if WATCHERS:
+            arithmetic = watched_pass(self, ct, arithmetic)
         # Whatever the caller's mode: the pass, its hooks and the additions to `grad` are recorded to be differentiated
         # again, or not at all. Set by hand, since a `with` block costs a microsecond.
         recording, mode.enabled = mode.enabled, create_graph
@@ -347,7 +359,7 @@ class Tensor(_Operators):
                 _registry,
                 node,
                 ct if create_graph else flat(ct),
-                arithmetic=HIGHER_ORDER if create_graph else FIRST_ORDER,
+                arithmetic=arithmetic,
                 retain_graph=retain_graph or create_graph,
             )
         finally:
@@ -382,10 +394,7 @@ class Tensor(_Operators):
         if not callable(hook):
             raise DTypeError(f"`register_hook` needs a function; found {type(hook).__name__}")
         node = self._tracked("register_hook")
-        handle = HookHandle(_registry.extra(node).hooks, _Hook(hook, self._shape, self._dtype))
-        with _registry.lock:
-            handle._hooks[id(handle._hook)] = handle._hook
-        return handle
+        return add(_registry.extra(node).hooks, hook, lambda name, ct: _check_like(name, ct, node.shape, node.dtype))
 
     def _tracked(self, name: str) -> Node:
         if self._node is None:
@@ -396,63 +405,7 @@ class Tensor(_Operators):
         return self._node
 
 
-class HookHandle:
-    """What `register_hook` returns; `remove()` takes the hook away, and so does leaving a `with` block."""
-
-    def __init__(self, hooks: dict[int, Callable[[Any], Any]], hook: "_Hook") -> None:
-        self._hooks = hooks
-        self._hook = hook  # its id is the key, and no other hook's as long as either the handle or the entry lives
-
-    def remove(self) -> None:
-        """Take the hook away; a second call does nothing."""
-        with _registry.lock:
-            self._hooks.pop(id(self._hook), None)
-
-    def __enter__(self) -> "HookHandle":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.remove()
-
-
-class _Hook:
-    """A user's hook, with a check of what it returns."""
-
-    __slots__ = ("dtype", "function", "shape")
-
-    def __init__(self, function: Callable[[Tensor], Tensor | None], shape: tuple[int, ...], dtype: DType) -> None:
-        self.function = function
-        self.shape = shape
-        self.dtype = dtype
-
-    def __call__(self, ct: Tensor) -> Tensor | None:
-        changed = self.function(ct)
-        if changed is None:
-            return None
-        name = getattr(self.function, "__qualname__", type(self.function).__name__)
-        _check_like(f"the result of the hook `{name}`", changed, self.shape, self.dtype)
-        return changed
-
-
 # --- for the other modules ------------------------------------------------------------------------------------------
-
-
-def as_array(op: str, obj: Any) -> Array:
-    """`obj`, an array, a number or nested lists of numbers, as an array of numbers."""
-    if isinstance(obj, np.ma.MaskedArray):
-        raise DTypeError(f"`{op}` got a masked array, and tensors have no mask: fill it first, with `a.filled(value)`")
-    try:
-        array = np.asarray(obj)
-    except VariableError:
-        raise VariableError(
-            f"`{op}` of a list that holds tensors which require a gradient would cut them from the graph; join them "
-            "with `stack` or `concat`"
-        ) from None
-    except ValueError as error:
-        raise ShapeError(f"`{op}` cannot make a regular array: {error}") from None
-    if array.dtype.kind not in "biuf":
-        raise refused_dtype(op, f"{array.dtype} (from {type(obj).__name__})")
-    return array
 
 
 def make(flat: Array | None, array: Array | None, shape: tuple[int, ...], dtype: DType, node: Node | None) -> Tensor:
@@ -487,9 +440,12 @@ def attach(tensor: Tensor, node: Node) -> Tensor:
 def dense(tensor: Tensor) -> Array:
     """The elements as an n-dimensional array, contiguous or strided, which must not be written to."""
     array = tensor._array
-    if array is None:
-        assert tensor._flat is not None
-        array = tensor._array = tensor._flat.reshape(tensor._shape)
+    while array is None:
+        flat = tensor._flat
+        assert flat is not None
+        tensor._array = array = flat.reshape(tensor._shape)
+        if tensor._flat is not flat:  # replaced by another thread, whose array was overwritten here
+            array = None
     return array
 
 
@@ -497,7 +453,10 @@ def flat(tensor: Tensor) -> Array:
     """The elements as a contiguous 1-d array in C order, copied if the tensor is a strided view."""
     if tensor._flat is not None:
         return tensor._flat
-    return np.ascontiguousarray(dense(tensor)).reshape(-1)
+    try:
+        return np.ascontiguousarray(dense(tensor)).reshape(-1)
+    except MemoryError as error:
+        return again(error, "contiguous copy", flat, tensor)
 
 
 def variable(tensor: Tensor) -> Tensor:
@@ -514,8 +473,13 @@ def make_variable(tensor: Tensor) -> Tensor:
     node = Node(VARIABLE, (), (), 0, tensor._shape, tensor._dtype)
     node.extra = Extra(weakref.ref(tensor))
     process.survive_forks()
-    tensor._node = tensor._handle = node
-    _register(node)
+    try:
+        tensor._node = tensor._handle = node
+        _register(node)
+    except BaseException:
+        tensor._node, tensor._handle = None, NOTHING
+        _dropped(node)
+        raise
     return tensor
 
 
@@ -532,7 +496,13 @@ def record(result: Tensor, rule: Rule, saved: tuple[Any, ...], links: "Node | tu
 
 
 def cotangent(result: Tensor, gradient: Any) -> Tensor:
-    """`gradient` as a tensor like `result`; ones where it is None and `result` has one element."""
+    """What a pass from `result` begins with: `gradient` as a tensor, or ones if it is None and there is one element.
+
+    Raises:
+        TypeError: if an array that the graph saved has been made writable meanwhile.
+    """
+    if owners and result._node is not None:
+        check(result._node)
     if gradient is None:
         if result._shape and result.size != 1:
             raise ShapeError(
@@ -544,7 +514,9 @@ def cotangent(result: Tensor, gradient: Any) -> Tensor:
         given = gradient
     else:
         try:
-            given = wrap(np.array(gradient, dtype=result._dtype, order="C"))
+            # An array first: of an object, `np.array` takes what its `__array__` gives for a copy.
+            array = attempt("gradient", np.asarray, gradient)
+            given = wrap(copied("gradient", array, result._dtype))
         except (TypeError, ValueError) as error:
             raise DTypeError(
                 f"`gradient` must be a tensor or an array of shape {result._shape}; found {type(gradient).__name__}"
@@ -558,13 +530,9 @@ _ONE = {dtype: np.ones(1, dtype) for dtype in FLOATS}
 """The cotangent that a pass begins with, made once, as `np.ones` takes 1.3 us and nobody writes to a tensor's array."""
 
 
-def _accumulate(total: Array, part: Array) -> Array:
-    return np.add(total, part, total)
-
-
 FIRST_ORDER = Arithmetic(
-    add=np.add,
-    accumulate=_accumulate,
+    add=sums.add,
+    accumulate=sums.accumulate,
     deliver=lambda node, ct: make(ct, None, node.shape, node.dtype, None),
     receive=lambda node, ct: flat(ct),
 )
@@ -576,6 +544,14 @@ HIGHER_ORDER = Arithmetic(
     deliver=lambda node, ct: ct.detach() if ct._node is None else attach(ct, ct._node),
 )
 """A pass on tensors, whose result can be differentiated again."""
+
+WATCHERS: list[int] = []
+"""An entry for each `detect_anomaly` that some thread is in. An empty list costs nothing but a look at it."""
+
+
+def watched_pass(result: Tensor, ct: Tensor, arithmetic: Arithmetic) -> Arithmetic:
+    """What a pass computes with that begins at `result`, if there are `WATCHERS`; the anomaly module replaces this."""
+    return arithmetic
 
 
 def _check_like(subject: str, value: object, shape: tuple[int, ...], dtype: DType) -> None:
@@ -591,7 +567,8 @@ def _check_like(subject: str, value: object, shape: tuple[int, ...], dtype: DTyp
 
 
 def _rebuild(array: Array, requires_grad: bool) -> Tensor:
-    tensor = wrap(array)
+    # A copy, since pickle may have made the array over memory that its caller has.
+    tensor = wrap(attempt("copy", np.array, array, order="C"))
     return make_variable(tensor) if requires_grad else tensor
 
 

@@ -12,8 +12,9 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
+from sweepgrad.anomaly import watched_pass
 from sweepgrad.dtypes import FLOATS
-from sweepgrad.errors import ArgumentError, DTypeError, ShapeError, SweepgradError
+from sweepgrad.errors import ArgumentError, DTypeError, OutOfMemoryError, ShapeError, SweepgradError
 from sweepgrad.fusion import Fused
 from sweepgrad.grad_mode import enable_grad, mode
 from sweepgrad.graph import process
@@ -21,7 +22,7 @@ from sweepgrad.graph.backward import gradients, reachable
 from sweepgrad.graph.node import VARIABLE
 from sweepgrad.ops.creation import asarray, zeros_like
 from sweepgrad.ops.elementwise import positive
-from sweepgrad.tensor import FIRST_ORDER, HIGHER_ORDER, Tensor, cotangent, flat, variable
+from sweepgrad.tensor import FIRST_ORDER, HIGHER_ORDER, WATCHERS, Tensor, cotangent, flat, variable
 
 
 @overload
@@ -121,6 +122,8 @@ def _entered(name: str, arg: Any, position: int) -> Tensor:
     """The argument as a tensor with a node of its own."""
     try:
         tensor = arg if isinstance(arg, Tensor) else asarray(arg)
+    except OutOfMemoryError:
+        raise
     except SweepgradError as error:
         raise DTypeError(
             f"`{name}` by argument {position} needs an array or a number; found {type(arg).__name__} ({error}): pass "
@@ -149,12 +152,15 @@ def _differentiated(name: str, value: Any, inputs: list[Tensor], recording: bool
     own = {node for node in nodes if node.rule is VARIABLE}
     outside = recording and any(node.rule is VARIABLE and node not in own for node in reachable(root))
     ct = cotangent(value, None)
+    arithmetic = HIGHER_ORDER if outside else FIRST_ORDER
+    if WATCHERS:
+        arithmetic = watched_pass(value, ct, arithmetic)
     cts = gradients(
         process.registry,
         root,
         ct if outside else flat(ct),
         nodes,
-        arithmetic=HIGHER_ORDER if outside else FIRST_ORDER,
+        arithmetic=arithmetic,
         retain_graph=outside,
     )
     found = [cts[node] if node in cts else zeros_like(one) for node, one in zip(nodes, inputs, strict=True)]

@@ -352,7 +352,9 @@ class Interleaved(Model):
         super().teardown()
 
 
-TestPrompt, TestDeferred, TestInterleaved = Prompt.TestCase, Deferred.TestCase, Interleaved.TestCase
+TestPrompt = Prompt.TestCase
+TestDeferred = Deferred.TestCase
+TestInterleaved = Interleaved.TestCase
 TestPrompt.settings = TestDeferred.settings = TestInterleaved.settings = settings(
     max_examples=100, stateful_step_count=40, deadline=None
 )

@@ -24,6 +24,7 @@ from sweepgrad.errors import GraphConsumedError
 from sweepgrad.graph import backward as backward_module
 from sweepgrad.graph import registry as registry_module
 from sweepgrad.graph.node import Node
+from sweepgrad.graph.registry import BATCH
 from sweepgrad.graph.report import audit, stats
 
 
@@ -255,6 +256,85 @@ def test_node_consumed_right_after_a_reading_of_its_saved_values(locked, lock, r
         run_backward(root)
     node.read = int
     assert x._grad == 4.0
+
+
+class Paused:
+    """An owner of which reading the gradient waits until another thread has done something."""
+
+    def __init__(self, node):
+        self.node, self.value, self.read = node, None, int
+
+    @property
+    def _grad(self):
+        self.read()
+        return self.value
+
+    @_grad.setter
+    def _grad(self, value):
+        self.value = value
+
+
+def test_gradients_that_are_reset_together_are_added_to_together_or_not_at_all(registry):
+    """The other pass begins while this thread is half-way through what it sets."""
+    xs = [variable(registry, 2.0), variable(registry, 3.0)]
+    run_backward(xs[0] * xs[1])
+    again = xs[0] * xs[1]
+    owners = [Paused(x.node) for x in xs]
+    for owner, x in zip(owners, xs, strict=True):
+        owner.value = x._grad
+        registry.extra(x.node).owner = lambda owner=owner: owner
+    owners[1].read = once(run_backward, again)  # read while the set is made ready
+    registry.set_gradients(owners, None)
+    found = [owner.value for owner in owners]
+    assert found in ([None, None], [3.0, 2.0])
+
+
+def test_batches_between_two_pieces_of_a_pass_sweep_nothing_of_it(locked, lock):
+    x = variable(locked, 1.0)
+    root = chain_of(x, 8 * BATCH)
+    locked.sweep()
+    between = []
+
+    def released():
+        if locked.decided is not None and locked.decided.done:
+            lock.released = int
+            for _ in range(3):
+                elsewhere(locked._batch, BATCH, 0)
+            between.append(True)
+            lock.released = released
+
+    lock.released = released
+    run_backward(root)
+    lock.released = int
+    assert between
+    found = stats(locked)
+    assert (found.nodes, found.consumed, found.swept) == (1, 8 * BATCH, 0)
+    audit(locked, handles_of(locked))
+
+
+def test_node_released_between_the_check_and_the_decision_is_counted_once(registry):
+    """For given targets a pass does not mind that another one consumed a node that leads to none of them."""
+    x, w = variable(registry, 2.0), variable(registry, 3.0)
+    shared = w * w
+    root = (shared * x) * x
+    decide = registry._decide
+
+    def second(one, version):
+        registry._decide = decide
+        elsewhere(run_gradients, shared, [w])
+        assert registry.swept == 1
+        registry.version = version  # as if that pass had been decided before this one looked, and retired after
+        return decide(one, version)
+
+    def first(one, version):
+        registry._decide = second
+        return False
+
+    registry._decide = first
+    assert run_gradients(root, [x]) == [36.0]
+    assert registry._decide is decide
+    audit(registry, handles_of(registry))
+    del registry._decide
 
 
 # --- passes and sweeps ------------------------------------------------------------------------------------------------

@@ -387,8 +387,8 @@ def test_process_sweep_takes_limits(served):
     x = variable(served, 1.0)
     for _ in range(5):
         x * x
-    assert process.sweep(max_nodes=2).nodes == 2
-    assert process.sweep(max_seconds=0).nodes == 3
+    assert graph.sweep(max_nodes=2).nodes == 2
+    assert graph.sweep(max_seconds=0).nodes == 3
 
 
 def test_process_sweep_can_collect_reference_cycles_first(served):
@@ -396,8 +396,8 @@ def test_process_sweep_can_collect_reference_cycles_first(served):
     y = x * x
     y._grad = y
     del y
-    assert process.sweep().nodes == 0
-    assert process.sweep(collect_cycles=True).nodes == 1
+    assert graph.sweep().nodes == 0
+    assert graph.sweep(collect_cycles=True).nodes == 1
 
 
 @pytest.mark.parametrize(
@@ -413,4 +413,4 @@ def test_process_sweep_can_collect_reference_cycles_first(served):
 )
 def test_process_sweep_refuses_other_limits(served, limits, text):
     with pytest.raises(ArgumentError, match=f"`sweep` got {text}; needed is None or"):
-        process.sweep(**limits)
+        graph.sweep(**limits)

@@ -488,19 +488,42 @@ def test_restart_after_fork_starts_a_new_thread_with_the_old_interval(sweeper, r
     assert not old.is_alive()
 
 
-def test_child_gets_a_new_lock(served, sweeper):
+def test_child_gets_a_new_lock(served, sweeper, monkeypatch):
     old = served.lock
-    with old:
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with old:
+            held.set()
+            assert done.wait(TIMEOUT)
+
+    with thread(hold):
+        assert held.wait(TIMEOUT)
+        monkeypatch.setattr(process, "_process", 0)  # as if the handler's process were the parent
         process._after_fork_in_child()
-        with thread(lambda: run_backward(variable(served, 1.0))):  # would wait for the old one
-            pass
-    assert served.lock is not old
+        new = served.lock
+        assert new is not old
+        process._after_fork_in_child()  # registered twice, by two threads at once
+        assert served.lock is new
+        run_backward(variable(served, 1.0))  # would wait for the old one
+        done.set()
     assert not sweeper.is_running()
+
+
+def test_thread_that_forks_within_the_registry_keeps_its_lock_in_the_child(served, monkeypatch):
+    monkeypatch.setattr(process, "_process", 0)
+    with served.lock:
+        old = served.lock
+        process._after_fork_in_child()
+        assert served.lock is old
+    assert not served.lock._is_owned()
 
 
 def test_platform_without_fork_needs_no_handlers(monkeypatch):
     monkeypatch.delattr(os, "register_at_fork", raising=False)
+    monkeypatch.setattr(Node, "leaves", Node.leaves)  # put back at the end: the module sets it anew
     spec = importlib.util.spec_from_file_location("process_without_fork", process.__file__)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert module.sweep().nodes == 0
+    module.survive_forks()
+    assert module.registry.sweep().nodes == 0

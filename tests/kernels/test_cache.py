@@ -283,18 +283,27 @@ def test_other_versions_sources_and_processors_have_other_folders(what, process,
 
 
 def test_the_digest_of_the_sources_covers_what_kernels_import(monkeypatch, tmp_path):
-    for name in ("a.py", "b.py"):
-        (tmp_path / name).write_text(name)
-    monkeypatch.setattr(cpu, "__file__", str(tmp_path / "cpu.py"))
+    folder = tmp_path / "some_kernels"
+    folder.mkdir()
+    for name in ("__init__.py", "a.py", "b.py"):
+        (folder / name).write_text(f"# {name}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(cpu, "__package__", "some_kernels")
     seen = [cpu._sources()]
     for change in (
-        lambda: (tmp_path / "b.py").write_text("b.py "),
-        lambda: (tmp_path / "c.py").write_text(""),
-        lambda: (tmp_path / "c.py").rename(tmp_path / "d.py"),
+        lambda: (folder / "b.py").write_text("# b.py "),
+        lambda: (folder / "c.py").write_text(""),
+        lambda: (folder / "c.py").rename(folder / "d.py"),
+        lambda: (folder / "d.py").rename(folder / "d.pyc"),
     ):
         change()
         seen.append(cpu._sources())
-    assert len(set(seen)) == 4
+    assert len(set(seen)) == 5
+    assert None not in seen
+    for path in folder.iterdir():
+        path.unlink()
+    assert cpu._sources() is None
+    del sys.modules["some_kernels"]
 
 
 def test_numbas_settings_count(process, monkeypatch):

@@ -3,6 +3,8 @@
 Shaped like Python's `gc`: `stats`, `nodes`, `set_threshold`, `get_threshold`, `callbacks`, and `audit`.
 """
 
+import gc as _gc
+
 from sweepgrad.errors import ArgumentError
 from sweepgrad.graph import process as _process
 from sweepgrad.graph import report as _report
@@ -73,6 +75,39 @@ def audit() -> None:
     _report.audit(_process.registry, _process.find_handles)
 
 
+def sweep(
+    *, max_nodes: int | None = None, max_seconds: float | None = None, collect_cycles: bool = False
+) -> SweepReport:
+    """Remove the graph's orphans, leaf first: nodes that no living tensor is or was computed from.
+
+    Args:
+        max_nodes: remove at most this many; None for all.
+        max_seconds: stop soon after this many seconds; None for no limit.
+        collect_cycles: run Python's `gc.collect()` first, for tensors caught in reference cycles.
+
+    Returns:
+        What was removed, and what remains queued.
+
+    Raises:
+        ValueError: if a limit is negative or not a number.
+
+    Example:
+        >>> import sweepgrad as sg
+        >>> x = sg.ones((3,), requires_grad=True)
+        >>> dropped = x * 2.0
+        >>> del dropped
+        >>> sg.sweep().remaining
+        0
+    """
+    if max_nodes is not None and (not isinstance(max_nodes, int) or isinstance(max_nodes, bool) or max_nodes < 0):
+        raise ArgumentError(f"`sweep` got max_nodes={max_nodes!r}; needed is None or an integer that is not negative")
+    if max_seconds is not None and not (isinstance(max_seconds, (int, float)) and max_seconds >= 0):
+        raise ArgumentError(f"`sweep` got max_seconds={max_seconds!r}; needed is None or a number that is not negative")
+    if collect_cycles:
+        _gc.collect()
+    return _process.registry.sweep(max_nodes=max_nodes, max_seconds=max_seconds)
+
+
 __all__ = [
     "GraphStats",
     "NodeInfo",
@@ -84,4 +119,5 @@ __all__ = [
     "nodes",
     "set_threshold",
     "stats",
+    "sweep",
 ]

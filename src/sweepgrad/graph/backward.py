@@ -15,7 +15,6 @@ import itertools
 import operator
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from sweepgrad.graph.node import VARIABLE, Extra, Node
@@ -40,8 +39,6 @@ class Arithmetic:
 
 
 PLAIN = Arithmetic()
-
-_BY_ID = attrgetter("id")
 
 _NO_SUMS = itertools.repeat(None)
 
@@ -117,7 +114,7 @@ def reachable(root: Node) -> list[Node]:
             if parent not in seen:
                 seen.add(parent)
                 order.append(parent)
-    order.sort(key=_BY_ID, reverse=True)
+    order.sort(key=operator.attrgetter("id"), reverse=True)
     return order
 
 

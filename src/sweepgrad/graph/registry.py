@@ -114,10 +114,8 @@ class Registry:
     def settle(self) -> None:
         """Enter every node that has been born by now."""
         self.finish()
-        births = len(self.born)
-        mending = self.busy  # perhaps left by a batch that did not end
-        while births > 0 or mending:
-            mending = False
+        births = len(self.born) + self.busy  # which a batch that did not end may have left
+        while births > 0:
             nested = self.lock._is_owned()
             with self.lock:
                 if not self._begin(nested):
@@ -137,13 +135,12 @@ class Registry:
         self.busy = True
         return True
 
-    def _enter(self, births: int, steps: int) -> tuple[int, int]:
+    def _enter(self, births: int, steps: int) -> tuple[int, int]:  # a call would double its cost
         """Enter up to `steps` of the first `births` born nodes; what is left of both. The lock is held."""
         born, nodes = self.born, self.nodes
         self.peak = max(self.peak, len(nodes) + len(born))
+        births = min(births, len(born))
         while births > 0 and steps > 0:
-            if not born:
-                return 0, steps
             births -= 1
             node = born[0]
             if node.saved is CONSUMED:  # by a backward pass, before anyone asked: nothing to enter
@@ -159,11 +156,9 @@ class Registry:
                     self.variables += 1
                 self.saved_bytes += node.nbytes
                 nodes[node.id], self.registered = node, self.registered + 1
-            links: Any = node.links
-            if type(links) is not tuple:
-                links = (links,)
-            steps -= 1 + len(links) // 8
-            for parent in links:
+            parents = node.parents
+            steps -= 1 + len(parents) // 8
+            for parent in parents:
                 children = parent.children
                 if children is None:
                     self.with_children += 1
@@ -173,7 +168,7 @@ class Registry:
                 elif children is REMOVED:
                     self.stranded.append(node)
                 elif children is not node:
-                    parent.children = {children, node}
+                    parent.children = {children, node}  # type: ignore[arg-type]
             if node.saved is CONSUMED:  # meanwhile, by a finaliser's pass, which may have come before it was in `nodes`
                 self.retiring.append(node)
             born.popleft()
@@ -182,9 +177,8 @@ class Registry:
     def extra(self, node: Node) -> Extra:
         """The node's owner and hooks, made when first asked for."""
         with self.lock:
-            if node.extra is None:
-                node.extra = Extra()
-            return node.extra
+            node.extra = extra = node.extra or Extra()
+            return extra
 
     def _relieve(self) -> None:
         """Sweep, or wake the daemon: more was dropped or saved than the threshold allows."""
@@ -192,12 +186,11 @@ class Registry:
         if self.dropped or self.ready or self.stranded:
             grown = self.saved_bytes - self.bytes_mark + limit.bytes  # since the last sweep
             backlog = max(len(self.dropped) / limit.nodes, grown / limit.bytes)
-            wake = self.wake
-            if wake is not None and backlog < HELP_FACTOR:
+            if (wake := self.wake) is not None and backlog < HELP_FACTOR:
                 wake()
                 return
             self._sweep(RELIEF, None, "threshold")
-        # Nothing more can go: look again only after as much growth again, so a growing live graph costs nothing.
+        # Look again only after as much growth again, so a growing live graph costs nothing.
         self.bytes_mark = self.saved_bytes + limit.bytes
 
     def set_threshold(self, nodes: int | None = None, nbytes: int | None = None) -> None:
@@ -219,7 +212,6 @@ class Registry:
         start = self.clock()
         if self.callbacks:
             self.callbacks.announce("start", {"trigger": trigger, "dropped": len(self.dropped)})
-        self.finish()
         nodes = freed = 0
         entries = len(self.dropped)  # as many as others drop from now on are for the next sweep, so this one ends
         while max_nodes is None or nodes < max_nodes:
@@ -251,6 +243,8 @@ class Registry:
         dead: list[Any] = []
         nested = self.lock._is_owned()
         with self.lock:
+            if self.decided is not None:  # before that, a sweep might take what the pass is about to consume
+                return entries, 0, 0, True, self._carry_out(nested)
             if not self._begin(nested):
                 return 0, 0, 0, False, dead
             # Here, since another sweep may have taken the drops that the caller counted: those to be looked at now may
@@ -335,16 +329,13 @@ class Registry:
 
     def _unlink(self, node: Node) -> None:
         """Cut the edges from `node` to its parents; a parent that is left alone becomes ready. The lock is held."""
-        links: Any = node.links
-        if type(links) is not tuple:
-            links = (links,)
-        for parent in links:
+        for parent in node.parents:
             children = parent.children
             if children is not node:
                 if type(children) is not set:
                     continue
-                children.discard(node)
-                if children:
+                if len(children) > 1 or node not in children:  # never empty: a parent either has children or None
+                    children.discard(node)
                     continue
             if not parent.handles and parent.saved is not CONSUMED:  # else it is being retired
                 self.ready.append(parent)
@@ -357,10 +348,11 @@ class Registry:
         dead.append(node)
         if node.id not in self.nodes:
             return  # a pass for which the consumed node did not count has consumed this one since
-        if type(node.saved) is tuple:
-            dead.append(node.saved)
-            self.saved_bytes -= node.nbytes
-            node.saved, node.nbytes = _descendant_mark(node), 0
+        mark = _descendant_mark(node)  # made before the look, as a finaliser's pass may come in between
+        saved = node.saved
+        if type(saved) is tuple:
+            node.saved, node.nbytes, self.saved_bytes = mark, 0, self.saved_bytes - node.nbytes
+            dead.append(saved)
         if node.children:
             self._strand(node)
         node.children = REMOVED
@@ -379,19 +371,20 @@ class Registry:
         interrupted, by the next that asks.
         """
         decided = _Decided([node for node in order if node.rule is not VARIABLE] if consume else [], totals)
-        while True:
-            nested = self.lock._is_owned()
-            with self.lock:
-                if self.version == version and self.decided is None:
-                    self.version, self.decided = version + 1, decided
-                    dead = self._carry_out(nested)
-                    break
+        while not self._decide(decided, version):
             version = self.version  # read before what was decided until now is carried out, and so seen below
             self.check(order)
             for owner, before, _ in totals:
                 if owner._grad is not before:
                     return False
-        del dead
+        return True
+
+    def _decide(self, decided: _Decided, version: int) -> bool:
+        """Make `decided` what is carried out, unless something was decided since `version`."""
+        with self.lock:
+            if self.version != version or self.decided is not None:
+                return False
+            self.decided, self.version = decided, version + 1  # in this order: who reads the version finds it
         self.finish()
         return True
 
@@ -416,7 +409,8 @@ class Registry:
         if decided is None:
             return []
         done, end = decided.done, decided.done + BATCH
-        nodes, totals = decided.nodes[done:end], decided.totals[done:end]
+        # Without those that were released meanwhile, by a pass for which the consumed node did not count.
+        nodes, totals = [n for n in decided.nodes[done:end] if type(n.saved) is tuple], decided.totals[done:end]
         dead = [decided, *[node.saved for node in nodes]]
         outermost = self._begin(nested)  # so that no finaliser enters a node after it was looked up here
         entered = [node for node in nodes if node.id in self.nodes]
@@ -437,17 +431,10 @@ class Registry:
         return dead
 
     def set_gradients(self, owners: Sequence[Any], value: Any) -> None:
-        """Set each owner's gradient, between two passes: one that ends has either added to all of them or to none."""
-        before = [owner._grad for owner in owners]  # which die after the lock was let go
-        while True:
+        """Set each owner's gradient, as a pass without nodes: another pass adds to all of them or to none before it."""
+        decided = _Decided([], [(owner, owner._grad, value) for owner in owners])
+        while not self._decide(decided, self.version):
             self.finish()
-            with self.lock:
-                if self.decided is None:
-                    self.version += 1
-                    for owner in owners:
-                        owner._grad = value
-                    break
-        del before
 
     def retire(self) -> None:
         """Remove consumed nodes in batches, then a bounded number of orphans: the end of a backward pass."""

@@ -41,7 +41,7 @@ class Callbacks(list[Callback]):
 
     def __init__(self) -> None:
         self.errors = 0
-        self._lock = threading.Lock()  # guards `errors`
+        self._lock = threading.RLock()  # guards `errors`
         self._announcing = threading.local()
 
     def announce(self, phase: str, info: dict[str, Any]) -> None:
@@ -153,19 +153,20 @@ class NodeInfo:
 
 def tally(registry: "Registry") -> dict[str, int]:
     """The registry's counts that follow from its nodes and its other counts, by name."""
+    consumed, retiring = registry.consumed, set(registry.retiring.copy())
     nodes = list(registry.nodes.values())
-    kept = len(nodes) - sum(node.id in registry.nodes for node in registry.retiring)
+    kept = len(nodes) - sum(node.id in registry.nodes for node in retiring)
     return {
         "variables": sum(node.rule is VARIABLE for node in nodes),
         "with_children": sum(node.children is not None and node.children is not REMOVED for node in nodes),
         "saved_bytes": sum(node.nbytes for node in nodes),
-        "swept": registered(registry) - registry.consumed - kept,
+        "swept": registered(registry) - consumed - kept,
     }
 
 
 def registered(registry: "Registry") -> int:
     """How many nodes have been registered: those entered, and those consumed that wait to be counted as entered."""
-    waiting = [node for node in list(registry.born) if node.saved is CONSUMED and node.children is not REMOVED]
+    waiting = [node for node in registry.born.copy() if node.saved is CONSUMED and node.children is not REMOVED]
     return registry.registered + sum(node.id not in registry.nodes for node in waiting)
 
 
@@ -233,7 +234,7 @@ def node_infos(registry: "Registry") -> list[NodeInfo]:
     """A snapshot of the registered nodes, in the order in which they were made."""
     registry.settle()
     with registry.lock:
-        nodes, dropped = list(registry.nodes.values()), list(registry.dropped)
+        nodes, dropped = list(registry.nodes.values()), registry.dropped.copy()
     nodes.sort(key=attrgetter("id"))
     alive = living(nodes, dropped)
     return [
@@ -259,7 +260,7 @@ def audit(registry: "Registry", find_handles: Callable[[], Mapping[Node, int]]) 
     registry.settle()
     with registry.lock:
         while True:
-            dropped = list(registry.dropped)
+            dropped = registry.dropped.copy()
             handles = find_handles()
             if len(dropped) == len(registry.dropped):
                 break  # else a tensor was dropped while they were counted
@@ -283,7 +284,7 @@ def _wrong_counts(registry: "Registry") -> list[str]:
     ]
 
 
-def _lost(registry: "Registry", dropped: list[Node | None]) -> list[str]:
+def _lost(registry: "Registry", dropped: Iterable[Node | None]) -> list[str]:
     """Nodes that should go, or release what they saved, and stand in no queue."""
     alive = living(registry.nodes.values(), dropped)
     retiring, stranded = set(registry.retiring), set(registry.stranded)

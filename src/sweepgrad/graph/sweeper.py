@@ -7,6 +7,7 @@ afterwards, and never keeps the interpreter from exiting.
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from sweepgrad.config import DEFAULT_INTERVAL, parse_interval
 from sweepgrad.errors import ArgumentError
@@ -15,7 +16,7 @@ from sweepgrad.graph.report import log
 
 
 class _Worker(threading.Thread):
-    """The thread, and the queue that wakes it (True) or ends it (False).
+    """The thread, and the queue that wakes it.
 
     The queue is a SimpleQueue because its `put` is reentrant: an operation in a user's finaliser may wake the thread
     while the thread itself, or the same one as the finaliser's, is inside the queue.
@@ -24,28 +25,23 @@ class _Worker(threading.Thread):
     def __init__(self, sweeper: "Sweeper") -> None:
         super().__init__(name="sweepgrad-sweeper", daemon=True)
         self.sweeper = sweeper
-        self.messages: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self.awake = False  # a wake is queued: spares a registering thread from queueing one for every operation
+        self.messages: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.ending = False
 
     def wake(self) -> None:
-        if not self.awake:
-            self.awake = True
-            self.messages.put(True)
+        if self.messages.empty():  # else a sweep comes anyhow
+            self.messages.put(None)
 
     def end(self) -> None:
         self.ending = True
-        self.messages.put(False)
+        self.messages.put(None)
 
     def run(self) -> None:
-        while True:
-            try:
-                if not self.messages.get(timeout=self.sweeper.interval):
-                    return
-            except queue.Empty:
-                pass
-            self.awake = False
-            self.sweeper.sweep_once()
+        while not self.ending:
+            with suppress(queue.Empty):
+                self.messages.get(timeout=self.sweeper.interval)
+            if not self.ending:
+                self.sweeper.sweep_once()
 
 
 class Sweeper:
@@ -105,12 +101,12 @@ class Sweeper:
         Called from the thread itself, as from a callback, it does not wait.
         """
         with self._lock:
-            worker, self._worker = self._worker, None
-            self._registry.wake = None
-        if worker is not None and worker.is_alive():
-            worker.end()
-            if worker is not threading.current_thread():
-                worker.join(timeout)
+            worker = self._worker
+            if worker is not None:
+                worker.end()  # before it is forgotten, so that an interrupt leaves none that nobody can stop
+            self._worker = self._registry.wake = None
+        if worker is not None and worker.is_alive() and worker is not threading.current_thread():
+            worker.join(timeout)
 
     def sweep_once(self) -> None:
         """One sweep of the thread; what it raises is logged and counted."""

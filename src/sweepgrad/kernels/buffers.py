@@ -5,7 +5,8 @@ Guarantees
   Whatever goes wrong (an interrupt, interpreter exit), memory may be lost to the pool; it is never lent twice.
 - A block's return is one append to a queue, in C: it takes no lock and runs no Python code, so it may happen at any
   point on any thread, also on one that holds the pool's lock.
-- The lock is held for bookkeeping only: not while memory is allocated, freed, or orphans are swept.
+- The lock is held for bookkeeping only: not while memory is allocated or freed.
+- Where there is no memory, NumPy's MemoryError comes out, and nothing has changed.
 - Arrays below `POOLED_FROM` bytes are plain `np.empty`; those larger than the limit get fresh memory, never pooled.
 
 Measured: to make and fill an array while one like it is alive takes 575 us with `np.empty` and 27 us with the pool for
@@ -23,7 +24,7 @@ import numpy as np
 
 from sweepgrad import config
 from sweepgrad.dtypes import Array, DType
-from sweepgrad.graph import process, report
+from sweepgrad.graph import report
 from sweepgrad.graph.report import count, format_bytes
 
 POOLED_FROM = 1 << 18
@@ -44,8 +45,8 @@ class PoolStats:
     """The pool's counts at one moment.
 
     `idle` blocks wait in the pool; `lent` ones are in use by living arrays. A block is up to an eighth larger than its
-    array. `hits` and `misses` count arrays that got an idle block, and arrays for which one was allocated, since the
-    start. `limit` is the most bytes that are kept idle.
+    array. `hits` and `misses` count arrays for which there was an idle block, and those for which there was none, since
+    the start. `limit` is the most bytes that are kept idle.
     """
 
     idle_bytes: int
@@ -111,18 +112,11 @@ class Pool:
     # --- lending ----------------------------------------------------------------------------------------------------
 
     def new(self, size: int, dtype: DType) -> Array:
-        """A flat contiguous array of `size` elements, uninitialised; from `POOLED_FROM` bytes aligned to a cache line.
-
-        Raises:
-            MemoryError: if there is not enough memory even after orphans were swept and the pool emptied.
-        """
+        """A flat array of `size` elements, uninitialised; from `POOLED_FROM` bytes aligned to a cache line."""
         if size < _PLAIN or (nbytes := size * dtype.itemsize) < POOLED_FROM:
             if self._returned:
                 self._settle()
-            try:
-                return np.empty(size, dtype)
-            except MemoryError:
-                return self._allocate(size, dtype)
+            return np.empty(size, dtype)
         step = 1 << (nbytes.bit_length() - 4)  # eight sizes for each power of two
         lease = self._lease((nbytes + step - 1) & -step)
         # Over a memoryview, so that every way to the memory, `base` included, leads to the lease and holds it.
@@ -167,26 +161,9 @@ class Pool:
 
     def _memory(self, size: int) -> memoryview:
         """Fresh memory of `size` bytes, aligned."""
-        raw = self._allocate(size + ALIGNMENT - 1, _BYTE)
+        raw = np.empty(size + ALIGNMENT - 1, _BYTE)
         offset = -raw.ctypes.data % ALIGNMENT
         return memoryview(raw)[offset : offset + size]  # type: ignore[arg-type]
-
-    def _allocate(self, size: int, dtype: DType) -> Array:
-        """`np.empty`; where memory is short, once more after orphans were swept and the pool emptied."""
-        try:
-            return np.empty(size, dtype)
-        except MemoryError:
-            pass  # left before the second attempt, so that the traceback keeps nothing alive
-        process.sweep(collect_cycles=True)
-        self.clear()
-        try:
-            return np.empty(size, dtype)
-        except MemoryError as error:
-            raise MemoryError(
-                f"`empty` cannot get {format_bytes(size * dtype.itemsize)}, although orphans were swept and the pool "
-                f"was emptied. Pool: {self.stats()}. Graph: {report.stats(process.registry)}. Drop tensors that are "
-                "no longer needed, or compute in smaller pieces"
-            ) from error
 
     # --- taking back ------------------------------------------------------------------------------------------------
 

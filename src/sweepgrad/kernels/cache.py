@@ -49,7 +49,7 @@ class Folder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            log.info("sweepgrad: the kernel %s cannot be read (%s) and is compiled anew", self.path / name, error)
+            tell(logging.INFO, "sweepgrad: the kernel %s cannot be read (%s)", self.path / name, error)
             return None
         try:
             with open(descriptor, "rb") as file:
@@ -61,7 +61,7 @@ class Folder:
             if head != _head(key, content):
                 raise OSError("damaged")
         except OSError as error:
-            log.info("sweepgrad: the kernel %s is of no use (%s) and is compiled anew", self.path / name, error)
+            tell(logging.INFO, "sweepgrad: the kernel %s is of no use (%s)", self.path / name, error)
             return None
         return content
 
@@ -126,6 +126,12 @@ class Folder:
             yield own
         finally:
             os.close(own)
+
+
+def tell(level: int, message: str, *args: object) -> None:
+    """Log; where that fails, as it does with a standard error that is closed, no computation fails with it."""
+    with suppress(Exception):
+        log.log(level, message, *args)
 
 
 def _head(key: bytes, content: bytes) -> bytes:

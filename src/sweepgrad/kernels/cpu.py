@@ -7,7 +7,8 @@ Guarantees
   does not look at dtypes or shapes, and holds the interpreter's lock unless `nogil` was asked for.
 - Code is only used by the version of sweepgrad, Numba, Python and NumPy that it was compiled by, from the same source,
   and on the same kind of processor (a network home has many).
-- A folder that cannot be used means compiling anew in each process; one that others can write to is refused.
+- Where nothing can be kept, because there is no folder that can be used or nothing that tells versions of this package
+  apart, each process compiles anew, and says so once. A folder that others can write to is refused.
 """
 
 import hashlib
@@ -21,12 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from sweepgrad.config import CACHE_DIR, cache_dir
-from sweepgrad.kernels.cache import Folder, check_private
+from sweepgrad.kernels.cache import Folder, check_private, tell
 from sweepgrad.kernels.loader import Code, Kernel, UnresolvedError, load, target
 
 __all__ = ["COUNTS", "Kernel", "check_private", "compile_kernel", "kept_in"]
-
-log = logging.getLogger("sweepgrad")
 
 COUNTS = {"compiled": 0, "lost": 0, "loaded": 0}
 """How many kernels this process has compiled, how many of these could not be kept, how many were in the cache."""
@@ -79,7 +78,7 @@ def _obtain(source: str, signature: tuple[str, ...]) -> tuple[Kernel, Kernel]:
         try:
             kernels = load(Code.unpack(name, content))
         except UnresolvedError as error:
-            log.info("sweepgrad: the kernel %s cannot be loaded (%s) and is compiled anew", name, error)
+            tell(logging.INFO, "sweepgrad: the kernel %s cannot be loaded (%s) and is compiled anew", name, error)
         else:
             COUNTS["loaded"] += 1
             return kernels
@@ -92,7 +91,7 @@ def _compile(
     if "compiling" not in _announced:
         _announced.add("compiling")
         place = f"and keeping them in {folder.path}" if folder is not None else "for this process alone"
-        log.info("sweepgrad: compiling kernels %s; `sweepgrad warmup` compiles the common ones ahead", place)
+        tell(logging.INFO, "sweepgrad: compiling kernels %s; `sweepgrad warmup` compiles the common ones ahead", place)
     scope: dict[str, Any] = {"__name__": name}
     exec(compile(source, f"<{name}>", "exec"), scope)
     function = scope["kernel"]
@@ -111,7 +110,7 @@ def _compile(
         folder.write(name, key, code.pack())
     except OSError as error:
         COUNTS["lost"] += 1
-        _announce_no_cache(folder.path, error)
+        _announce_no_cache(f" in {folder.path}", error)
     return kernels
 
 
@@ -129,7 +128,8 @@ def _compile_plainly(function: Any, signature: tuple[str, ...], error: Exception
     dispatchers: list[Any] = [numba.njit(types, error_model="numpy", nogil=nogil)(function) for nogil in (False, True)]
     if "unknown Numba" not in _announced:
         _announced.add("unknown Numba")
-        log.warning(
+        tell(
+            logging.WARNING,
             "sweepgrad: kernels compiled by this Numba (%s) cannot be kept and are compiled anew in each process (%r)",
             numba.__version__,
             error,
@@ -163,41 +163,62 @@ def _versions() -> tuple[str, str, str, str]:
     if numba is not None and hasattr(numba, "__version__"):
         version = numba.__version__
     else:  # asked of its metadata, since importing it takes half a second
+        from importlib.metadata import PackageNotFoundError
         from importlib.metadata import version as version_of
 
-        version = version_of("numba")
+        try:
+            version = version_of("numba")
+        except PackageNotFoundError:  # as in a program that was put together without it
+            import numba as found
+
+            version = found.__version__
     return __version__, version, llvmlite.__version__, numpy.__version__
 
 
-def _sources() -> str:
-    """A digest of this folder's modules: kernels import some of them."""
+def _sources() -> str | None:
+    """A digest of this folder's modules, some of which kernels import; None where their files cannot be read.
+
+    They may be in an archive, be bytecode without source, or, in a frozen program, be no files at all.
+    """
+    from importlib.resources import files
+
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        text = path.read_bytes()
-        digest.update(b"%b %d\n%b" % (path.name.encode(), len(text), text))
-    return digest.hexdigest()
+    count = 0
+    try:
+        for path in sorted(files(__package__).iterdir(), key=lambda path: path.name):
+            if path.name.endswith((".py", ".pyc")):
+                text = path.read_bytes()
+                digest.update(b"%b %d\n%b" % (path.name.encode(), len(text), text))
+                count += 1
+    except (OSError, TypeError, AttributeError, NotImplementedError):  # what loaders say that do not know of files
+        return None
+    return digest.hexdigest() if count else None
 
 
 @cache
 def _folder() -> Folder | None:
     """The folder for code of this identity; None if there cannot be one."""
-    base = cache_dir()
-    own, numba, *_ = _versions()
+    own, numba, _, _, sources, *_ = _identity()
+    if sources is None:
+        _announce_no_cache("", "the files of this package, which tell its versions apart, cannot be read", remedy="")
+        return None
     digest = hashlib.sha256(repr(_identity()).encode()).hexdigest()[:12]
+    base = None
     try:
+        base = cache_dir()
         return Folder(base, f"{own}-numba{numba}-{sys.implementation.cache_tag}-{digest}")
     except OSError as error:
-        _announce_no_cache(base, error)
+        _announce_no_cache("" if base is None else f" in {base}", error)
         return None
 
 
-def _announce_no_cache(folder: Path, error: OSError) -> None:
+def _announce_no_cache(place: str, why: object, remedy: str = f"; set {CACHE_DIR} to a folder of your own") -> None:
     if "no cache" not in _announced:
         _announced.add("no cache")
-        log.warning(
-            "sweepgrad: kernels cannot be kept in %s (%s) and are compiled anew in each process; set %s to a folder "
-            "of your own",
-            folder,
-            error,
-            CACHE_DIR,
+        tell(
+            logging.WARNING,
+            "sweepgrad: kernels cannot be kept%s (%s) and are compiled anew in each process%s",
+            place,
+            why,
+            remedy,
         )

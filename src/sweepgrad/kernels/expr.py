@@ -9,7 +9,6 @@ An `Expr` has no truth value: the scalar language has `where` instead of `if`.
 from __future__ import annotations
 
 import operator
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 
@@ -17,7 +16,7 @@ from sweepgrad.errors import DTypeError
 
 Scalar = float | int | bool
 
-_lock = threading.RLock()  # two threads that make one expression must get one object
+# No lock, for which a child that is forked meanwhile would wait: each step is one call into C.
 _interned: weakref.WeakValueDictionary[tuple[object, ...], Expr] = weakref.WeakValueDictionary()
 
 _FOLDED: dict[str, Callable[[Scalar, Scalar], Scalar]] = {
@@ -67,13 +66,19 @@ class Expr:
 def _make(op: str, args: tuple[Expr, ...], value: Scalar | str | None) -> Expr:
     # repr tells 0.0 from -0.0, and type(...) 1 from 1.0 and True, which compare equal
     key = (op, *map(id, args), type(value), repr(value))
-    with _lock:
-        found = _interned.get(key)
-        if found is None:
-            found = object.__new__(Expr)
-            found.op, found.args, found.value = op, args, value
-            _interned[key] = found
-    return found
+    found = _interned.get(key)
+    if found is not None:
+        return found
+    made = object.__new__(Expr)
+    made.op, made.args, made.value = op, args, value
+    reference = weakref.KeyedRef(made, _interned._remove, key)  # type: ignore[attr-defined]
+    while True:
+        # Another thread, or a finaliser that ran on this one, may have made the same: the first counts.
+        held = _interned.data.setdefault(key, reference)  # type: ignore[attr-defined]
+        found = held()
+        if found is not None:
+            return found  # type: ignore[no-any-return]
+        _interned._remove(held)  # type: ignore[attr-defined]  # it died just now; nothing else is removed
 
 
 def const(value: Scalar) -> Expr:

@@ -10,7 +10,9 @@ import numpy as np
 from sweepgrad.dtypes import CANONICAL, DTYPES, Array, DType, as_dtype, refused_dtype
 from sweepgrad.errors import ArgumentError, DTypeError
 from sweepgrad.ops.shape import as_integer, as_number, as_shape, astype
-from sweepgrad.tensor import Tensor, as_array, make, make_variable, variable, wrap
+from sweepgrad.sharing import adopted, as_array, copied, is_constant
+from sweepgrad.shortage import again, attempt
+from sweepgrad.tensor import Tensor, make, make_variable, variable, wrap
 
 _FLOAT64 = DTYPES["float64"]
 
@@ -18,15 +20,16 @@ _FLOAT64 = DTYPES["float64"]
 def asarray(obj: Any, /, *, dtype: Any = None, requires_grad: bool = False, copy: bool | None = None) -> Tensor:
     """A tensor from an array, a number, nested lists of numbers, or another tensor.
 
-    An array that its owner could still write to is copied, so that the tensor never changes; one that is read-only
-    (`array.flags.writeable = False`) is shared. A tensor is returned as it is unless dtype, `requires_grad` or `copy`
-    asks for another one; what is made from a tracked tensor is tracked, as by `astype`.
+    An array is copied, so that the tensor never changes, unless nobody can write to it: a large `t.numpy()` and arrays
+    over bytes are shared. A tensor is returned as it is unless dtype, `requires_grad` or `copy` asks for another one;
+    what is made from a tracked tensor is tracked, as by `astype`.
 
     Args:
         obj: what to convert; float64, int64 or bool by default for Python numbers, as in NumPy.
         dtype: of the result; by default that of `obj`.
         requires_grad: make the result a variable, unless it is tracked already.
-        copy: True always copies; False raises ValueError where a copy would be needed.
+        copy: True always copies; False shares an array that is read-only (`array.flags.writeable = False`), and raises
+            ValueError where a copy would be needed. If its owner makes it writable again, `backward` raises TypeError.
 
     Raises:
         TypeError: for a dtype that tensors cannot have, or `requires_grad` with a dtype that is not a float.
@@ -51,18 +54,24 @@ def asarray(obj: Any, /, *, dtype: Any = None, requires_grad: bool = False, copy
         raise refused_dtype("asarray", array.dtype)
     target = CANONICAL[native] if target is None else target
     if not isinstance(obj, np.ndarray) and target.kind in "iu" and array.size:
-        bounds, low, high = np.iinfo(target), array.min(), array.max()
+        bounds, low, high = np.iinfo(target), attempt("asarray", array.min), attempt("asarray", array.max)
         if not (bounds.min <= low and high <= bounds.max):
             raise DTypeError(f"`asarray` got numbers from {low} to {high}, which do not all fit into {target}")
-    as_it_is = array.dtype == target and array.dtype.isnative and array.flags.aligned
-    shared = copy is not True and as_it_is and _is_frozen(array)
-    if copy is False and not shared:
+    shared = None
+    if copy is not True and array.dtype == target and array.dtype.isnative and array.flags.aligned:
+        if copy is False:
+            shared = adopted(array)
+        elif is_constant(array):
+            shared = array.view()
+    if copy is False and shared is None:
         raise ArgumentError(
             "`asarray` with copy=False needs a read-only, aligned array of the result's dtype "
             f"({target}); found {array.dtype}, {'writable' if array.flags.writeable else 'read-only'}: set "
             "`array.flags.writeable = False` to share it"
         )
-    return _made(array if shared else np.array(array, dtype=target, order="C"), requires_grad)
+    if shared is None:
+        shared = copied("asarray", array, target)
+    return _made(shared, requires_grad)
 
 
 def _from_tensor(tensor: Tensor, dtype: DType, requires_grad: bool, copy: bool | None) -> Tensor:
@@ -74,30 +83,23 @@ def _from_tensor(tensor: Tensor, dtype: DType, requires_grad: bool, copy: bool |
     return variable(result) if requires_grad and not result.requires_grad else result
 
 
-def _is_frozen(array: Array) -> bool:
-    """Whether neither the array nor what it is a view of can be written to."""
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        if base.flags.writeable:
-            return False
-        base = base.base
-    return base is None or isinstance(base.obj if isinstance(base, memoryview) else base, bytes)
-
-
 def _made(array: Array, requires_grad: bool) -> Tensor:
     tensor = wrap(array)
     return make_variable(tensor) if requires_grad else tensor
 
 
-def _uniform(element: Any, shape: tuple[int, ...], dtype: DType, requires_grad: bool) -> Tensor:
+def _uniform(op: str, element: Any, shape: tuple[int, ...], dtype: DType, requires_grad: bool) -> Tensor:
     """A tensor of equal elements; None stands for 0, of which the system has pages ready."""
-    if element is None:
-        flat = np.zeros(math.prod(shape), dtype)
-    else:
-        flat = np.empty(math.prod(shape), dtype)
-        flat.fill(element)  # `np.full` and `np.ones` take 1 us longer
-    tensor = make(flat, None, shape, dtype, None)
-    return make_variable(tensor) if requires_grad else tensor
+    try:
+        if element is None:
+            flat = np.zeros(math.prod(shape), dtype)
+        else:
+            flat = np.empty(math.prod(shape), dtype)
+            flat.fill(element)  # `np.full` and `np.ones` take 1 us longer
+        tensor = make(flat, None, shape, dtype, None)
+        return make_variable(tensor) if requires_grad else tensor
+    except MemoryError as error:
+        return again(error, op, _uniform, op, element, shape, dtype, requires_grad)
 
 
 def _dtype(op: str, dtype: Any, default: DType = _FLOAT64) -> DType:
@@ -106,12 +108,12 @@ def _dtype(op: str, dtype: Any, default: DType = _FLOAT64) -> DType:
 
 def zeros(shape: int | tuple[int, ...], *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """A tensor of zeros, float64 by default."""
-    return _uniform(None, as_shape("zeros", shape), _dtype("zeros", dtype), requires_grad)
+    return _uniform("zeros", None, as_shape("zeros", shape), _dtype("zeros", dtype), requires_grad)
 
 
 def ones(shape: int | tuple[int, ...], *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
     """A tensor of ones, float64 by default."""
-    return _uniform(1, as_shape("ones", shape), _dtype("ones", dtype), requires_grad)
+    return _uniform("ones", 1, as_shape("ones", shape), _dtype("ones", dtype), requires_grad)
 
 
 def full(shape: int | tuple[int, ...], fill_value: float, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:
@@ -122,8 +124,8 @@ def full(shape: int | tuple[int, ...], fill_value: float, *, dtype: Any = None, 
         ValueError: if the dtype cannot hold it.
     """
     value = _fill_value("full", fill_value)
-    target = as_dtype("full", np.asarray(value).dtype if dtype is None else dtype)
-    return _uniform(_element("full", value, target), as_shape("full", shape), target, requires_grad)
+    target = as_dtype("full", attempt("full", np.asarray, value).dtype if dtype is None else dtype)
+    return _uniform("full", _element("full", value, target), as_shape("full", shape), target, requires_grad)
 
 
 def _fill_value(op: str, value: Any) -> Any:
@@ -136,6 +138,8 @@ def _element(op: str, value: Any, dtype: DType) -> Any:
         return dtype.type(np.asarray(value).item())
     except (OverflowError, ValueError):
         raise ArgumentError(f"`{op}` got {value!r}, which {dtype} cannot hold: choose another dtype") from None
+    except MemoryError as error:
+        return again(error, op, _element, op, value, dtype)
 
 
 def arange(
@@ -163,7 +167,7 @@ def arange(
     integers = all(isinstance(value, (int, np.integer)) for value in numbers)
     target = _dtype("arange", dtype, DTYPES["int64"] if integers and not requires_grad else _FLOAT64)
     try:
-        array = np.arange(low, high, stride).astype(target)
+        array = attempt("arange", lambda: np.arange(low, high, stride).astype(target))
     except (OverflowError, ValueError):  # not finite, or too large
         raise ArgumentError(
             f"`arange` from {low} to {high} by {stride} is no array: pass finite numbers, fewer or smaller ones"
@@ -186,7 +190,8 @@ def linspace(
     count = as_integer("linspace", "num", num)
     if count < 0:
         raise ArgumentError(f"`linspace` needs a count of numbers that is not negative; found {count}")
-    array = np.linspace(low, high, count, endpoint=endpoint, dtype=_dtype("linspace", dtype))
+    target = _dtype("linspace", dtype)
+    array = attempt("linspace", np.linspace, low, high, count, endpoint=endpoint, dtype=target)
     return _made(array, requires_grad)
 
 
@@ -195,13 +200,14 @@ def eye(
 ) -> Tensor:
     """A matrix with ones on the diagonal `k` (0 is the main one) and zeros elsewhere."""
     rows, columns = as_shape("eye", (n_rows, n_rows if n_cols is None else n_cols))
-    return _made(np.eye(rows, columns, as_integer("eye", "k", k), dtype=_dtype("eye", dtype)), requires_grad)
+    array = attempt("eye", np.eye, rows, columns, as_integer("eye", "k", k), dtype=_dtype("eye", dtype))
+    return _made(array, requires_grad)
 
 
 def _like(op: str, x: Any, value: Any, dtype: Any, requires_grad: bool) -> Tensor:
     like = asarray(x)
     target = _dtype(op, dtype, like._dtype)
-    return _uniform(_element(op, _fill_value(op, value), target), like._shape, target, requires_grad)
+    return _uniform(op, _element(op, _fill_value(op, value), target), like._shape, target, requires_grad)
 
 
 def zeros_like(x: Any, /, *, dtype: Any = None, requires_grad: bool = False) -> Tensor:

@@ -16,6 +16,7 @@ from sweepgrad.errors import ArgumentError
 from sweepgrad.kernels.scalars import CPU
 from sweepgrad.ops.op import DEFERRED, OPS, Accepts, Elementwise, Interval, Kink, Partials, Result, describe
 from sweepgrad.ops.plan import binary, ternary, unary
+from sweepgrad.shortage import again
 from sweepgrad.tensor import Tensor, dense
 
 P = ParamSpec("P")
@@ -483,7 +484,11 @@ def asinh(x, /):
     """Inverse hyperbolic sine."""
 
 
-@elementwise(like="np.arccosh(x)", domain=(1.2, 4), partials=lambda x, y: (1 / sqrt((x - 1) * (x + 1)),))
+@elementwise(
+    like="np.arccosh(x)",
+    domain=(1.2, 4),
+    partials=lambda x, y: (1 / (sqrt(x - 1) * sqrt(x + 1)),),  # the root of the product would overflow
+)
 def acosh(x, /):
     """Inverse hyperbolic cosine."""
 
@@ -554,7 +559,10 @@ def pow(x1: Any, x2: Any, /) -> Tensor:  # noqa: D103  # the row's docstring
         own = {2: square, 0.5: sqrt, 1: positive, -1: reciprocal}.get(x2)
         if own is not None:
             return own(x1)
-    _refuse_negative_exponents(x1, x2)
+    try:
+        _refuse_negative_exponents(x1, x2)
+    except MemoryError as error:
+        again(error, "pow", _refuse_negative_exponents, x1, x2)
     return _pow(x1, x2)
 
 
@@ -562,5 +570,5 @@ def _refuse_negative_exponents(x1: Any, x2: Any) -> None:
     if type(x1) in DEFERRED or type(x2) in DEFERRED:
         return
     base, exponent = (dense(x) if isinstance(x, Tensor) else np.asarray(x) for x in (x1, x2))
-    if base.dtype.kind in "biu" and exponent.dtype.kind in "iu" and np.any(exponent < 0):
+    if base.dtype.kind in "biu" and exponent.dtype.kind in "iu" and exponent.min(initial=0) < 0:
         raise ArgumentError("`pow` of integers to a negative integer power: convert the base to a float dtype first")

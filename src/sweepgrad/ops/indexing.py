@@ -10,6 +10,7 @@ import numpy as np
 from sweepgrad.dtypes import Array
 from sweepgrad.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from sweepgrad.ops.structural import Call, argument, normal_axis, run, structural
+from sweepgrad.shortage import attempt
 from sweepgrad.tensor import Tensor, dense
 
 
@@ -21,6 +22,14 @@ def _scatter(ct: Array, key: Any, shape: tuple[int, ...], basic: bool) -> Array:
     else:
         np.add.at(out, key, ct)
     return out
+
+
+def _add(total: Array, ct: Array, key: Any, basic: bool) -> None:
+    """The same, added to what is there."""
+    if basic:
+        total[key] += ct
+    else:
+        np.add.at(total, key, ct)
 
 
 def _scatter_vjp(ct: Tensor, call: Call) -> list[Tensor]:
@@ -50,6 +59,7 @@ def scatter(x: Any, /, key: Any, shape: tuple[int, ...]) -> Tensor:
 @structural(
     forward=lambda x, key, basic: x[key],
     vjp=_getitem_vjp,
+    onto=_add,
     like="x[key]",
     cases=[
         ([(4, 3)], {"key": (slice(None, None, -2), 1)}),
@@ -88,7 +98,7 @@ def _normal_key(op: str, key: Any) -> tuple[tuple[Any, ...], bool]:
             if normal[-1].step == 0:
                 raise ArgumentError(f"`{op}` needs a slice with a step other than 0; found {part}")
         elif isinstance(part, (Tensor, np.ndarray, list, bool, np.bool_)):
-            array = np.array(dense(part) if isinstance(part, Tensor) else part)
+            array = attempt(op, np.array, dense(part) if isinstance(part, Tensor) else part)
             if array.size == 0 and isinstance(part, list):
                 array = array.astype(np.intp)
             if array.dtype.kind not in "iub":
@@ -120,6 +130,7 @@ def _integer(op: str, value: Any) -> int:
             basic=False,
         )
     ],
+    onto=lambda total, ct, indices, axis: _add(total, ct, (slice(None),) * axis + (indices,), False),
     like="np.take(x, indices, axis)",
     cases=[
         ([(4, 3)], {"indices": np.array([0, 2, 2]), "axis": 0}),
@@ -133,15 +144,17 @@ def take(x: Any, /, indices: Any, *, axis: int | None = None) -> Tensor:
         IndexError: if an index is out of range.
     """
     x = argument("take", x)
-    positions = np.array(dense(indices) if isinstance(indices, Tensor) else indices)
+    positions = attempt("take", np.array, dense(indices) if isinstance(indices, Tensor) else indices)
+    if positions.size == 0 and isinstance(indices, (list, tuple)):
+        positions = positions.astype(np.intp)  # of no number, NumPy makes floats
     if positions.dtype.kind not in "iu":
         raise DTypeError(f"`take` needs integer indices; found dtype {positions.dtype}")
     if axis is None and x.ndim != 1:
         raise ShapeError(f"`take` needs an axis for shape {x._shape}; only one dimension has a default")
     k = normal_axis("take", 0 if axis is None else axis, x.ndim)
-    length = x._shape[k]
-    if positions.size and not (-length <= positions.min() and positions.max() < length):
+    try:
+        return run("take", [x], indices=positions, axis=k)
+    except IndexError:
         raise AxisError(
-            f"`take` got indices from {positions.min()} to {positions.max()} for an axis of length {length}"
-        )
-    return run("take", [x], indices=positions, axis=k)
+            f"`take` got indices from {positions.min()} to {positions.max()} for an axis of length {x._shape[k]}"
+        ) from None

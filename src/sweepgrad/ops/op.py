@@ -6,12 +6,12 @@ documentation's line.
 
 from __future__ import annotations
 
-import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from sweepgrad.errors import DTypeError
 from sweepgrad.kernels.expr import Expr, call, const, is_const, symbol, topological
@@ -21,6 +21,26 @@ OPS: dict[str, Op] = {}
 
 DEFERRED: dict[type, Callable[[Any, Sequence[Any], dict[str, Any]], Any]] = {}
 """Types of arguments on which nothing is computed; called instead with (operation, arguments, parameters)."""
+
+
+T = TypeVar("T")
+
+
+class once(Generic[T]):  # noqa: N801  # used like `functools.cached_property`
+    """A property that is computed when first asked for, and kept; two threads may both compute it, and get one value.
+
+    No lock: `functools.cached_property` has one for all instances, up to Python 3.11, for which a child that was forked
+    while another thread computed would wait for ever.
+    """
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        self.function = function
+        self.name = function.__name__
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Any, owner: type | None = None) -> T:
+        # Only called where the instance has no value of this name yet.
+        return instance.__dict__.setdefault(self.name, self.function(instance))  # type: ignore[no-any-return]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -49,6 +69,17 @@ class _Build(threading.local):
 
 
 _build = _Build()
+
+
+def _building(whole: bool, function: Callable[[], T]) -> T:
+    """What `function` builds, whatever this thread was building when the collector ran a finaliser that computes."""
+    before = _build.whole
+    try:
+        _build.whole = whole
+        return function()
+    finally:
+        _build.whole = before
+
 
 Partials = Callable[..., tuple[Any, ...]]
 Interval = tuple[float, float]
@@ -101,17 +132,17 @@ class Elementwise(Op):
         value = self.scalar(*args)
         return value if isinstance(value, Expr) else const(value)
 
-    @functools.cached_property
+    @once
     def forward(self) -> Expr:
         """The result, as an expression of the inputs."""
-        return self.expand(*map(symbol, self.inputs))
+        return _building(False, lambda: self.expand(*map(symbol, self.inputs)))
 
-    @functools.cached_property
+    @once
     def derivatives(self) -> tuple[Expr, ...]:
         """The partial derivative by each input, as expressions of the inputs and the output `y`, for kernels."""
-        return self._derivatives()
+        return _building(False, self._derivatives)
 
-    @functools.cached_property
+    @once
     def replayed(self) -> tuple[Expr, ...]:
         """The same for tensors: operations named in `partials` stay whole, so that their own partials are used next.
 
@@ -119,11 +150,7 @@ class Elementwise(Op):
         """
         if self.partials is None:  # differentiated from its expansion, whose operations are primitives
             return self.derivatives
-        _build.whole = True
-        try:
-            return self._derivatives()
-        finally:
-            _build.whole = False
+        return _building(True, self._derivatives)
 
     def _derivatives(self) -> tuple[Expr, ...]:
         xs = [symbol(name) for name in self.inputs]
@@ -189,8 +216,8 @@ DEFERRED[Expr] = lambda op, args, params: op.expand(*args)
 
 def describe(function: Callable[..., Any]) -> tuple[str, str, int]:
     """Name, docstring and number of parameters of a function that declares a row."""
-    doc = inspect.getdoc(function)
-    if not doc:
+    doc = inspect.getdoc(function) or ""
+    if not doc and sys.flags.optimize < 2:  # which leaves docstrings out
         raise AssertionError(f"`{function.__name__}` has no docstring")
     return function.__name__, doc, len(inspect.signature(function).parameters)
 

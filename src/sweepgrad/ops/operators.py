@@ -111,6 +111,7 @@ def _ufunc_table() -> dict[str, str]:
 
 def _array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Tensor:
     """`np.exp(tensor)` and `array * tensor`: the operation of this library that has the same values."""
+    _check_target(ufunc.__name__, inputs[0] if method == "at" else kwargs.get("out"))
     name = _ufunc_table().get(ufunc.__name__)
     if name is None or method != "__call__" or kwargs:
         raise DTypeError(
@@ -121,12 +122,26 @@ def _array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwa
     return result
 
 
+def _check_target(name: str, out: Any) -> None:
+    """Raise if `out`, where NumPy's function `name` is to write its result, is or holds a tensor."""
+    if isinstance(out, Tensor) or (isinstance(out, tuple) and any(isinstance(one, Tensor) for one in out)):
+        raise _no_target(name)
+
+
+def _no_target(name: str) -> ImmutableError:
+    return ImmutableError(
+        f"`numpy.{name}` cannot write into a tensor, as tensors are immutable: write into a copy, `t.numpy().copy()`, "
+        "or give a variable new values with `t.copy_(value)`"
+    )
+
+
 _DESCRIBING = {"shape", "ndim", "size", "result_type", "zeros_like", "ones_like", "full_like", "empty_like"}
 """NumPy's functions that read no element, and so lose no gradient."""
 
 
 def _array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """NumPy's other functions: they take tensors that are not tracked, as arrays."""
+    _check_target(func.__name__, kwargs.get("out"))
     stack = [] if func.__name__ in _DESCRIBING else [args, kwargs]
     while stack:
         one = stack.pop()
@@ -143,7 +158,13 @@ def _array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any)
             return type(value)(map(plain, value))
         return value.numpy() if isinstance(value, Tensor) else value
 
-    return func(*map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
+    given = [plain(value) for value in args], {name: plain(value) for name, value in kwargs.items()}
+    try:
+        return func(*given[0], **given[1])
+    except (ValueError, TypeError) as error:
+        if args and isinstance(args[0], Tensor) and ("read-only" in str(error) or "readonly" in str(error)):
+            raise _no_target(func.__name__) from error
+        raise
 
 
 def _reshape(self: Tensor, *lengths: Any, copy: bool | None = None) -> Tensor:
@@ -164,8 +185,10 @@ def _iterate(self: Tensor) -> Iterator[Tensor]:
     return (indexing.getitem(self, k) for k in range(self.shape[0]))
 
 
-def attach() -> None:
-    """Give `Tensor` its operators, methods and properties."""
+def attach() -> bool:
+    """Give `Tensor` its operators, methods and properties; whether it did not have them yet."""
+    if "__add__" in vars(Tensor):
+        return False
     operators = {f"__{name}__": (_operator(op), op) for name, op in (OPERATORS | COMPARISONS).items()}
     operators |= {f"__r{name}__": (_reflected(op), op) for name, op in OPERATORS.items()}
     for name, symbol in IN_PLACE.items():
@@ -189,3 +212,4 @@ def attach() -> None:
     }
     for name, value in others.items():
         setattr(Tensor, name, value)
+    return True

@@ -3,7 +3,7 @@
 A plan is a row for one dtype, one kind of each input (see `kernels.emit`) and one set of tracked inputs. It holds the
 forward kernel, knows what backward reads and so must be saved, and is the rule of the nodes it makes. Two paths lead
 to a plan: the functions made by `unary` and `binary` take the common case, equal shapes or a Python number, in as few
-steps as Python allows; `call` does everything else.
+steps as Python allows; `call` does everything else, and everything while a thread is within `detect_anomaly`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from sweepgrad.anomaly import enter, short_way, watched
 from sweepgrad.dtypes import CANONICAL, DTYPES, FLOATS, Array, DType, refused_dtype
 from sweepgrad.errors import DTypeError, ShapeError
 from sweepgrad.grad_mode import mode
@@ -25,7 +26,9 @@ from sweepgrad.kernels.expr import call as call_expr
 from sweepgrad.kernels.expr import is_const, reduce, symbol, symbols
 from sweepgrad.ops.loop import LARGE, Loop, kinds_of, run_strided
 from sweepgrad.ops.op import DEFERRED, OPS, Elementwise, evaluate, reject, scaled
-from sweepgrad.tensor import Tensor, as_array, attach, dense, flat, make, record, wrap
+from sweepgrad.sharing import as_array, copied
+from sweepgrad.shortage import again, attempt
+from sweepgrad.tensor import WATCHERS, Tensor, attach, dense, flat, make, record, wrap
 
 BOOL = DTYPES["bool"]
 FLOAT64 = DTYPES["float64"]
@@ -104,36 +107,47 @@ class Plan:
 
     def pullback(self, node: Node, saved: tuple[Any, ...], ct: Array, /) -> tuple[Array, ...]:
         """Cotangents of the tracked inputs, all in one kernel; every input has the result's shape or is a number."""
-        if not self.computed:
-            return (ct,) * len(self.grads)
-        return self._arranged(self._backward_loop().run(ct.size, ct, *saved), ct)
+        try:
+            if not self.computed:
+                return (ct,) * len(self.grads)
+            return self._arranged(self._backward_loop().run(ct.size, ct, *saved), ct)
+        except MemoryError as error:
+            return again(error, self.name, self.pullback, node, saved, ct)
 
     def pullback_onto(
         self, node: Node, saved: tuple[Any, ...], ct: Array, sums: list[Array | None], /
     ) -> tuple[Array, ...]:
-        """The same, added to `sums` where there are any."""
-        size = ct.size
-        one = sums[0]
-        if len(sums) == 1:
-            added = 0 if one is None else 1
+        """The same, added to `sums` where there are any.
+
+        All memory is asked for before the kernel runs: what raises MemoryError has added nothing yet.
+        """
+        try:
+            size = ct.size
+            one = sums[0]
+            if len(sums) == 1:
+                added = 0 if one is None else 1
+                kernel = self.small_back.get(added)
+                if kernel is None or size >= LARGE:
+                    return self._pull(added, size, ct, saved, sums)
+                if one is None:
+                    one = _empty(size, self.dtype)
+                outs = (one,)
+                kernel(ct, *saved, one)
+                return outs
+            two = sums[1]
+            added = (one is not None) + 2 * (two is not None)
             kernel = self.small_back.get(added)
             if kernel is None or size >= LARGE:
                 return self._pull(added, size, ct, saved, sums)
             if one is None:
                 one = _empty(size, self.dtype)
-            kernel(ct, *saved, one)
-            return (one,)
-        two = sums[1]
-        added = (one is not None) + 2 * (two is not None)
-        kernel = self.small_back.get(added)
-        if kernel is None or size >= LARGE:
-            return self._pull(added, size, ct, saved, sums)
-        if one is None:
-            one = _empty(size, self.dtype)
-        if two is None:
-            two = _empty(size, self.dtype)
-        kernel(ct, *saved, one, two)
-        return one, two
+            if two is None:
+                two = _empty(size, self.dtype)
+            both = one, two
+            kernel(ct, *saved, one, two)
+            return both
+        except MemoryError as error:
+            return again(error, self.name, self.pullback_onto, node, saved, ct, sums)
 
     def _pull(
         self, added: int, size: int, ct: Array, saved: tuple[Any, ...], sums: list[Array | None]
@@ -141,8 +155,11 @@ class Plan:
         loop = self._backward_loop(added)
         if size < LARGE:
             self.small_back[added] = loop.kernel()
-        outs = [empty(size, self.dtype) if one is None else one for one in sums] if added else ()
-        return tuple(loop.over((ct, *saved), size, outs=outs))
+        if not added:
+            return tuple(loop.over((ct, *saved), size))
+        outs = tuple([empty(size, self.dtype) if one is None else one for one in sums])
+        loop.over((ct, *saved), size, outs=outs)
+        return outs
 
     def _arranged(self, outs: Sequence[Array], ct: Array) -> tuple[Array, ...]:
         """The kernel's outputs, and the incoming cotangent where that is an input's whole share."""
@@ -152,7 +169,7 @@ class Plan:
     def replay(self, node: Node, saved: tuple[Any, ...], ct: Tensor, /) -> tuple[Tensor, ...]:
         """The same from tracked tensors, by the operations that the partial derivatives are made of."""
         shapes = [node.shape] * (self.op.arity + 1)
-        return self._replay(node, saved, ct, shapes)
+        return attempt(self.name, self._replay, node, saved, ct, shapes)
 
     def _replay(
         self, node: Node, saved: Sequence[Any], ct: Tensor, shapes: Sequence[tuple[int, ...]]
@@ -204,6 +221,12 @@ class BroadcastPlan(Plan):
 
     def pullback(self, node: Node, saved: tuple[Any, ...], ct: Array, /) -> tuple[Array, ...]:
         """Cotangents of the tracked inputs: in the kernel summed to their shapes, or, of strided ones, afterwards."""
+        try:
+            return self._summed(node, saved, ct)
+        except MemoryError as error:
+            return again(error, self.name, self._summed, node, saved, ct)
+
+    def _summed(self, node: Node, saved: tuple[Any, ...], ct: Array) -> tuple[Array, ...]:
         *values, row, shapes = saved
         shape, size = node.shape, ct.size
         if not size:
@@ -221,7 +244,7 @@ class BroadcastPlan(Plan):
     def replay(self, node: Node, saved: tuple[Any, ...], ct: Tensor, /) -> tuple[Tensor, ...]:
         """The same from tracked tensors."""
         *values, _, shapes = saved
-        grads = self._replay(node, values, ct, [*shapes, node.shape])
+        grads = attempt(self.name, self._replay, node, values, ct, [*shapes, node.shape])
         return tuple(unbroadcast(grad, shapes[k]) for grad, k in zip(grads, self.tracked, strict=True))
 
 
@@ -247,6 +270,13 @@ def _view(array: Array, shape: tuple[int, ...], dtype: DType) -> Tensor:
 
 def call(op: Elementwise, args: Sequence[Any]) -> Any:
     """`op` on any mixture of tensors, arrays and numbers: promotes, broadcasts, computes, records."""
+    try:
+        return _called(op, args)
+    except MemoryError as error:
+        return again(error, op.name, _called, op, args)
+
+
+def _called(op: Elementwise, args: Sequence[Any]) -> Any:
     for arg in args:
         if type(arg) in DEFERRED:
             return DEFERRED[type(arg)](op, args, {})
@@ -274,14 +304,16 @@ def call(op: Elementwise, args: Sequence[Any]) -> Any:
         (out,) = run_strided(plan.forward, parts, shape)
     else:
         (out,) = plan.forward.run(size, *parts, row=row)
+    result = make(out, None, shape, plan.result, None)
+    rule = watched(plan, values, result, elementwise=True) if WATCHERS else plan
     if not tracked:
-        return make(out, None, shape, plan.result, None)
+        return result
     saved = plan.pick(*parts, out if "x" not in kinds else out.reshape(shape))
     nbytes = sum([value.nbytes for value in saved if isinstance(value, np.ndarray)])
     if not plain:
         saved = (*saved, row, tuple([v._shape if isinstance(v, Tensor) else () for v in values]))
     links = tuple([values[k]._node for k in (tracked[:1] if merged else tracked)])
-    return record(make(out, None, shape, dtype, None), plan, saved, links if len(links) > 1 else links[0], nbytes)
+    return record(result, rule, saved, links if len(links) > 1 else links[0], nbytes)
 
 
 _Layout = tuple[tuple[int, ...], int, str, int, bool]
@@ -321,7 +353,7 @@ def plan_for(
 ) -> Plan:
     """The plan for these kinds, made when first asked for; `plain` if nothing is broadcast.
 
-    With `table`, the plan is also entered there by its dtype, with its small kernel compiled.
+    With `table`, the plan is also entered there by its dtype, with its small kernel compiled, for the short way.
     """
     key = (dtype, kinds, tracked, plain, merged)
     plan: Plan | None = op.plans.get(key)
@@ -330,7 +362,7 @@ def plan_for(
         op.plans[key] = plan
     if table is not None:
         plan.small = plan.forward.kernel()
-        table[dtype] = plan
+        enter(table, dtype, plan)
     return plan
 
 
@@ -359,7 +391,7 @@ def from_array(op: str, array: Array) -> Tensor:
     dtype = array.dtype.newbyteorder("=")
     if dtype not in CANONICAL:
         raise refused_dtype(op, array.dtype)
-    return wrap(np.array(array, dtype=CANONICAL[dtype], order="C"))
+    return wrap(copied(op, array, CANONICAL[dtype]))
 
 
 def common_dtype(op: Elementwise, values: Sequence[Any]) -> DType:
@@ -418,7 +450,7 @@ def broadcast_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ..
     if all(shape == first for shape in shapes):
         return first
     try:
-        return np.broadcast_shapes(*shapes)
+        return attempt(op, np.broadcast_shapes, *shapes)
     except ValueError:
         raise ShapeError(
             f"`{op}` cannot broadcast shapes {' and '.join(map(str, shapes))}: aligned at the last axis, lengths must "
@@ -464,85 +496,94 @@ def unknown_operand(op: str, other: object) -> Any:
 
 def unary(op: Elementwise) -> Callable[[Any], Any]:
     """The function of one input."""
-    untracked: dict[DType, Plan] = {}
-    tracked: dict[DType, Plan] = {}
+    untracked: dict[DType, Plan] = short_way()
+    tracked: dict[DType, Plan] = short_way()
     keep = op.differentiable
     quick = FLOATS if op.accepts != "bits" else ()
 
     def function(x, /):  # type: ignore[no-untyped-def]
-        if type(x) is Tensor and (a := x._flat) is not None:
-            parent: Any = x._node
-            track = parent is not None and keep and mode.enabled
-            plan = (tracked if track else untracked).get(x._dtype)
-            if plan is not None:
-                size = a.size
-                if size < LARGE:
-                    out = _empty(size, plan.result)
-                    plan.small(a, out)
-                else:
-                    (out,) = plan.forward.run(size, a)
-                result = make(out, None, x._shape, plan.result, None)
-                return record(result, plan, plan.pick(a, out), parent, plan.saved_size * size) if track else result
-            if x._dtype in quick:
-                plan_for(op, x._dtype, "v", (0,) if track else (), plain=True, table=tracked if track else untracked)
+        try:
+            if type(x) is Tensor and (a := x._flat) is not None:
+                parent: Any = x._node
+                track = parent is not None and keep and mode.enabled
+                plan = (tracked if track else untracked).get(x._dtype)
+                if plan is not None:
+                    size = a.size
+                    if size < LARGE:
+                        out = _empty(size, plan.result)
+                        plan.small(a, out)
+                    else:
+                        (out,) = plan.forward.run(size, a)
+                    result = make(out, None, x._shape, plan.result, None)
+                    return record(result, plan, plan.pick(a, out), parent, plan.saved_size * size) if track else result
+                if x._dtype in quick:
+                    table = tracked if track else untracked
+                    plan_for(op, x._dtype, "v", (0,) if track else (), plain=True, table=table)
+        except MemoryError as error:
+            return again(error, op.name, function, x)
         return call(op, (x,))
 
     return function
 
 
-def binary(op: Elementwise, *, unknown: Callable[[str, Any], Any] | None = None) -> Callable[[Any, Any], Any]:
+def binary(  # noqa: PLR0915  # as below
+    op: Elementwise, *, unknown: Callable[[str, Any], Any] | None = None
+) -> Callable[[Any, Any], Any]:
     """The function of two inputs; an operator has `unknown` to answer to a type that it does not know."""
     # By which inputs are tracked (bit 0: first, bit 1: second), for two tensors and for a tensor and a number.
-    both: tuple[dict[DType, Plan], ...] = ({}, {}, {}, {}, {})  # the last for one tensor twice
-    number: tuple[dict[DType, Plan], ...] = ({}, {})
+    both: tuple[dict[DType, Plan], ...] = tuple(short_way() for _ in range(5))  # the last for one tensor twice
+    number: tuple[dict[DType, Plan], ...] = (short_way(), short_way())
     keep = op.differentiable
     quick = FLOATS if op.accepts != "bits" else ()
 
     def function(x1, x2, /):  # type: ignore[no-untyped-def]  # noqa: PLR0912  # a call for each branch costs 5 %
-        if type(x1) is Tensor and (a := x1._flat) is not None:
-            shape = x1._shape
-            dtype = x1._dtype
-            b: Any
-            parents: Any = None
-            plans: Any = None
-            if type(x2) is Tensor:
-                if x2._shape == shape and x2._dtype is dtype and (b := x2._flat) is not None:
+        try:
+            if type(x1) is Tensor and (a := x1._flat) is not None:
+                shape = x1._shape
+                dtype = x1._dtype
+                b: Any
+                parents: Any = None
+                plans: Any = None
+                if type(x2) is Tensor:
+                    if x2._shape == shape and x2._dtype is dtype and (b := x2._flat) is not None:
+                        first = x1._node
+                        second = x2._node
+                        if (first is None and second is None) or not keep or not mode.enabled:
+                            plans = both[0]
+                        elif second is None:
+                            plans, parents = both[1], first
+                        elif first is None:
+                            plans, parents = both[2], second
+                        elif first is second:
+                            plans, parents = both[4], first
+                        else:
+                            plans, parents = both[3], (first, second)
+                elif type(x2) is float or type(x2) is int:
+                    b = x2 if type(x2) is float else float(x2)
                     first = x1._node
-                    second = x2._node
-                    if (first is None and second is None) or not keep or not mode.enabled:
-                        plans = both[0]
-                    elif second is None:
-                        plans, parents = both[1], first
-                    elif first is None:
-                        plans, parents = both[2], second
-                    elif first is second:
-                        plans, parents = both[4], first
+                    if first is None or not keep or not mode.enabled:
+                        plans = number[0]
                     else:
-                        plans, parents = both[3], (first, second)
-            elif type(x2) is float or type(x2) is int:
-                b = x2 if type(x2) is float else float(x2)
-                first = x1._node
-                if first is None or not keep or not mode.enabled:
-                    plans = number[0]
-                else:
-                    plans, parents = number[1], first
-            if plans is not None:
-                plan = plans.get(dtype)
-                if plan is not None:
-                    size = a.size
-                    if size < LARGE:
-                        out = _empty(size, plan.result)
-                        plan.small(a, b, out)
-                    else:
-                        (out,) = plan.forward.run(size, a, b)
-                    result = make(out, None, shape, plan.result, None)
-                    if parents is None:
-                        return result
-                    return record(result, plan, plan.pick(a, b, out), parents, plan.saved_size * size)
-                if dtype in quick:
-                    kinds = "vv" if type(x2) is Tensor else "vs"
-                    tracked = tuple(k for k, x in enumerate((x1, x2)) if parents and type(x) is Tensor and x._node)
-                    plan_for(op, dtype, kinds, tracked, plain=True, merged=plans is both[4], table=plans)
+                        plans, parents = number[1], first
+                if plans is not None:
+                    plan = plans.get(dtype)
+                    if plan is not None:
+                        size = a.size
+                        if size < LARGE:
+                            out = _empty(size, plan.result)
+                            plan.small(a, b, out)
+                        else:
+                            (out,) = plan.forward.run(size, a, b)
+                        result = make(out, None, shape, plan.result, None)
+                        if parents is None:
+                            return result
+                        return record(result, plan, plan.pick(a, b, out), parents, plan.saved_size * size)
+                    if dtype in quick:
+                        kinds = "vv" if type(x2) is Tensor else "vs"
+                        tracked = tuple(k for k, x in enumerate((x1, x2)) if parents and type(x) is Tensor and x._node)
+                        plan_for(op, dtype, kinds, tracked, plain=True, merged=plans is both[4], table=plans)
+        except MemoryError as error:
+            return again(error, op.name, function, x1, x2)
         if unknown is not None and not isinstance(x2, OPERANDS):
             return unknown(op.name, x2)
         return call(op, (x1, x2))

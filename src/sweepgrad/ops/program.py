@@ -16,14 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from sweepgrad.anomaly import watched
 from sweepgrad.dtypes import Array, DType
 from sweepgrad.grad_mode import mode
-from sweepgrad.graph.node import Node
+from sweepgrad.graph.node import Node, Rule
 from sweepgrad.kernels.expr import Expr, call, const, is_const, reduce, reduction, symbol, symbols, topological
 from sweepgrad.kernels.passes import AXES
 from sweepgrad.ops.loop import Loop
-from sweepgrad.ops.op import OPS, Elementwise, scaled
-from sweepgrad.tensor import Tensor, attach, flat, make, record
+from sweepgrad.ops.op import OPS, Elementwise, once, scaled
+from sweepgrad.shortage import again
+from sweepgrad.tensor import WATCHERS, Tensor, attach, flat, make, record
 
 _LENGTH = {"I": symbol("height"), "J": symbol("width")}
 
@@ -46,7 +48,7 @@ class Place:
     space: tuple[int, ...]
     """The lengths of the space's axes."""
 
-    @functools.cached_property
+    @once
     def natural(self) -> bool:
         """Whether its elements, in C order, are what a nest takes."""
         own = sum(length != 1 for length in self.space) if self.kind == "v" else len(self.axes)
@@ -112,20 +114,26 @@ class Program:
     def __repr__(self) -> str:
         return f"<Program {self.name}>"
 
-    @functools.cached_property
+    @once
     def slots(self) -> dict[str, tuple[str, str]]:
         """Kind and dtype of everything that the expressions read."""
         found = {f"x{k}": (one.kind, one.dtype.name) for k, one in enumerate(self.inputs) if one.kind != UNREAD}
         numbers = [f"k{k}" for k in range(self.numbers)]
         return found | dict.fromkeys((*numbers, "height", "width"), ("s", self.dtype.name))
 
-    @functools.cached_property
+    @once
     def stages(self) -> list[Stage]:
         """The nests, in the order in which they run."""
         return _stages(self)
 
     def run(self, arrays: Sequence[Array], numbers: Sequence[float]) -> list[Array]:
         """The outputs, flat, for inputs that are flat."""
+        try:
+            return self._run(arrays, numbers)
+        except MemoryError as error:
+            return again(error, self.name, self._run, arrays, numbers)
+
+    def _run(self, arrays: Sequence[Array], numbers: Sequence[float]) -> list[Array]:
         env: dict[str, Any] = {"height": float(self.rows), "width": float(self.n)}
         for k, (one, array) in enumerate(zip(self.inputs, arrays, strict=True)):
             if one.kind != UNREAD:
@@ -147,17 +155,22 @@ class Program:
         results = [
             make(out, None, one.shape, one.dtype, None) for out, (_, one) in zip(outs, self.outputs, strict=True)
         ]
+        rules: Sequence[Rule] = ()
+        if WATCHERS:
+            rules = [
+                watched(rule, (*tensors, *numbers), result) for rule, result in zip(self.singles, results, strict=True)
+            ]
         tracked = tuple([k for k, t in enumerate(tensors) if t._node is not None]) if mode.enabled else ()
         if tracked:
             links: Any = tuple([tensors[k]._node for k in tracked])
             saved = (arrays, tuple(numbers), tracked)
             nbytes = sum([array.nbytes for array in arrays])
-            for rule, result in zip(self.singles, results, strict=True):
+            for rule, result in zip(rules or self.singles, results, strict=True):
                 if result._dtype.kind == "f":
                     record(result, rule, saved, links if len(links) > 1 else links[0], nbytes)
         return results
 
-    @functools.cached_property
+    @once
     def singles(self) -> list[Program]:
         """A program for each output."""
         if len(self.outputs) == 1:

@@ -49,7 +49,7 @@ class Reducer:
         for loop, n, rows, groups in way.steps:
             (flat,) = loop.over([flat], n, rows=rows, groups=groups)
         if way.count is not None:
-            flat = (flat / way.count).astype(result)
+            flat = _divided(flat, way.count).astype(result)
         if way.back is not None:
             flat = flat.reshape(way.remaining).transpose(way.back).reshape(-1)
         return make(flat, None, way.kept, result, None)
@@ -111,6 +111,11 @@ class Reducer:
                 [expr], [("x", "v", dtype.name)], _computed(dtype, result), [(slot, result.name)]
             )
         return found
+
+
+@np.errstate(all="ignore")  # as the kernels, which do not warn of a mean of nothing either
+def _divided(total: Array, count: int) -> Array:
+    return np.asarray(total / count)
 
 
 def _computed(dtype: DType, result: DType) -> str:

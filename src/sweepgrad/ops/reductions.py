@@ -138,11 +138,12 @@ def _prod_vjp(ct: Tensor, call: Call) -> list[Tensor]:
     (x,) = call.inputs
     axes = call.params["axes"]
     kept = tuple(k for k in range(x.ndim) if k not in axes)
-    moved = permute_dims(x, kept + axes)
+    moved = permute_dims(x if x.dtype is _FLOAT64 else astype(x, _FLOAT64), kept + axes)  # as the product itself
     lead = tuple(x.shape[k] for k in kept)
     others = _products_of_others(reshape(moved, (*lead, math.prod(x.shape[k] for k in axes))))
     back = np.argsort(kept + axes).tolist()
-    return [_expanded(ct, call) * permute_dims(reshape(others, moved.shape), back)]
+    others = permute_dims(reshape(others, moved.shape), back)
+    return [_expanded(ct, call) * (others if x.dtype is _FLOAT64 else astype(others, x.dtype))]
 
 
 def _products_of_others(x: Tensor) -> Tensor:
@@ -242,7 +243,9 @@ def var(x: Any, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool
     x = _as_float("var", x)
     axes = normal_axes("var", axis, x.ndim)
     length = math.prod(x._shape[k] for k in axes)
-    count = float(length - correction) if length > correction else math.nan
+    count = float(length - correction)
+    if count <= 0.0:
+        return sum(x, axis=axes, keepdims=keepdims) * 0.0 / 0.0
     if x._dtype is _FLOAT32 and type(x) is Tensor and x.size and _at_an_end(x, axes):
         first: Tensor = x.detach()[tuple(slice(1) if k in axes else slice(None) for k in range(x.ndim))]
         return _var_from(x, first, axes, keepdims=keepdims, length=float(length), count=count)  # type: ignore[no-any-return]

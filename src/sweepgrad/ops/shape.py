@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sweepgrad.dtypes import as_dtype
+from sweepgrad.dtypes import Array, DType, as_dtype
 from sweepgrad.errors import ArgumentError, DTypeError, ShapeError
 from sweepgrad.ops.plan import unbroadcast
 from sweepgrad.ops.structural import Call, argument, composed, normal_axes, normal_axis, run, structural
@@ -49,8 +49,19 @@ def as_shape(op: str, shape: Any) -> tuple[int, ...]:
     return found
 
 
+def _astype(x: Array, dtype: DType) -> Array:
+    if x.dtype.kind == "f" == dtype.kind and dtype.itemsize < x.dtype.itemsize:
+        return _narrowed(x, dtype)
+    return x.astype(dtype)
+
+
+@np.errstate(over="ignore", under="ignore")  # as the kernels, which do not warn of infinities either; it takes 2 us
+def _narrowed(x: Array, dtype: DType) -> Array:
+    return x.astype(dtype)
+
+
 @structural(
-    forward=lambda x, dtype: x.astype(dtype),
+    forward=_astype,
     vjp=lambda ct, call: [astype(ct, call.inputs[0].dtype)],
     like="x.astype(dtype)",
     cases=[([(2, 3)], {"dtype": "float64"})],
@@ -109,7 +120,7 @@ def permute_dims(x: Any, /, axes: Sequence[int]) -> Tensor:
         ValueError: if `axes` does not name each axis once.
     """
     x = argument("permute_dims", x)
-    order = normal_axes("permute_dims", axes, x.ndim)
+    order = normal_axes("permute_dims", tuple(axes) if isinstance(axes, Sequence) else axes, x.ndim)
     if len(order) != x.ndim:
         raise ShapeError(f"`permute_dims` needs each of {x.ndim} axes once; found {axes}")
     return run("permute_dims", [x], axes=order)
@@ -301,4 +312,4 @@ def roll(x: Any, /, shift: int | tuple[int, ...], *, axis: int | tuple[int, ...]
     shifts = tuple(as_integer("roll", "shift", n) for n in given)
     if len(shifts) != len(axes):
         raise ShapeError(f"`roll` got {len(shifts)} shifts for {len(axes)} axes; needed is one for each")
-    return run("roll", [x], shift=shifts, axis=axes)
+    return run("roll", [x], shift=shifts, axis=axes) if axes else x  # NumPy refuses to roll along none

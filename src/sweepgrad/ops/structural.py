@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import numpy as np
 
+from sweepgrad.anomaly import watched
 from sweepgrad.dtypes import Array, DType
 from sweepgrad.errors import AxisError, DTypeError
 from sweepgrad.grad_mode import mode
-from sweepgrad.graph.node import Node
+from sweepgrad.graph.node import Node, Rule
 from sweepgrad.ops.op import DEFERRED, OPS, Op, describe, reject
 from sweepgrad.ops.plan import from_array
-from sweepgrad.tensor import Tensor, as_array, attach, dense, flat, make, record, wrap
+from sweepgrad.sharing import as_array
+from sweepgrad.shortage import again, attempt
+from sweepgrad.tensor import WATCHERS, Tensor, attach, dense, flat, make, record, wrap
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -70,7 +73,7 @@ class Composed(Op):
 class Structural(Composed):
     """An operation with its own forward function and rule; it is the rule of its nodes."""
 
-    fresh: ClassVar[bool] = False  # a cotangent may be the one that came in, or share its memory
+    fresh: bool = field(init=False)
     forward: Callable[..., Array | Tensor]
     """From arrays and parameters: an array, or a new plain tensor where the data is at hand as tensors keep it."""
     vjp: Vjp | None
@@ -78,19 +81,27 @@ class Structural(Composed):
     saves: tuple[int, ...] = ()
     """Positions of the inputs whose elements the rule reads."""
     saves_output: bool = False
+    onto: Callable[..., None] | None = None
+    """Where a cotangent is zeros but for a part: from the sum of the only input's cotangents, the cotangent that came
+    in and the parameters, adds that part to the sum. Many parts then take as long as one whole."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.fresh = self.onto is not None  # else a cotangent may be the one that came in, or share its memory
 
     def compute(self, tensors: Sequence[Tensor], params: dict[str, Any]) -> Tensor:
         """Compute, and record if an input is tracked."""
         found = self.forward(*[dense(tensor) for tensor in tensors], **params)
         result = found if type(found) is Tensor else wrap(np.asarray(found))
+        rule = watched(self, tensors, result) if WATCHERS else self
         if not mode.enabled or self.vjp is None or result._dtype.kind != "f":
             return result
         for tensor in tensors:
             if tensor._node is not None:
-                return self._recorded(result, tensors, params)
+                return self._recorded(result, rule, tensors, params)
         return result
 
-    def _recorded(self, result: Tensor, tensors: Sequence[Tensor], params: dict[str, Any]) -> Tensor:
+    def _recorded(self, result: Tensor, rule: Rule, tensors: Sequence[Tensor], params: dict[str, Any]) -> Tensor:
         # What is saved are tensors without a node, so nothing that the graph holds keeps a handle alive.
         inputs: list[Tensor | Spec] = []
         links: list[Node] = []
@@ -109,13 +120,24 @@ class Structural(Composed):
             output = result.detach()
             nbytes += result.nbytes
         saved = (Call(inputs, output, params, needed),)
-        return record(result, self, saved, links[0] if len(links) == 1 else tuple(links), nbytes)
+        return record(result, rule, saved, links[0] if len(links) == 1 else tuple(links), nbytes)
 
     def pullback(self, node: Node, saved: Any, ct: Array, /) -> tuple[Array | None, ...]:
         """Cotangents of the tracked inputs, flat."""
         (call,) = saved
-        cts = self.vjp(make(ct, None, node.shape, node.dtype, None), call)  # type: ignore[misc]
-        return tuple([None if (one := cts[k]) is None else flat(one) for k in call.needed])
+        try:
+            cts = self.vjp(make(ct, None, node.shape, node.dtype, None), call)  # type: ignore[misc]
+            return tuple([None if (one := cts[k]) is None else flat(one) for k in call.needed])
+        except MemoryError as error:
+            return again(error, self.name, self.pullback, node, saved, ct)
+
+    def pullback_onto(self, node: Node, saved: Any, ct: Array, sums: list[Array | None], /) -> tuple[Array | None, ...]:
+        """The same, added to the sum if there is one."""
+        (call,), (total,) = saved, sums
+        if total is None:
+            return self.pullback(node, saved, ct)
+        self.onto(total.reshape(call.inputs[0].shape), ct.reshape(node.shape), **call.params)  # type: ignore[misc]
+        return (total,)
 
     def replay(self, node: Node, saved: Any, ct: Tensor, /) -> tuple[Tensor | None, ...]:
         """The same, with the saved tensors as handles on the nodes that they were."""
@@ -126,7 +148,7 @@ class Structural(Composed):
             for k, value in enumerate(call.inputs)
         ]
         output = None if call.output is None else attach(call.output, node)
-        cts = self.vjp(ct, Call(handles, output, call.params, call.needed))  # type: ignore[misc]
+        cts = attempt(self.name, self.vjp, ct, Call(handles, output, call.params, call.needed))  # type: ignore[arg-type]
         return tuple([cts[k] for k in call.needed])
 
 
@@ -138,6 +160,7 @@ def structural(
     cases: Sequence[Any],
     saves: tuple[int, ...] = (),
     saves_output: bool = False,
+    onto: Callable[..., None] | None = None,
     listed: bool = False,
 ) -> Callable[[F], F]:
     """Declare a structural operation: the decorated function is what users call, checks and normalises, then `run`s."""
@@ -153,6 +176,7 @@ def structural(
             cases=tuple(cases),
             saves=saves,
             saves_output=saves_output,
+            onto=onto,
             listed=listed,
         )
         row.function = function
@@ -178,7 +202,10 @@ def run(name: str, tensors: Sequence[Tensor], **params: Any) -> Tensor:
     for tensor in tensors:
         if type(tensor) in DEFERRED:
             return DEFERRED[type(tensor)](row, tensors, params)  # type: ignore[no-any-return]
-    return row.compute(tensors, params)
+    try:
+        return row.compute(tensors, params)
+    except MemoryError as error:
+        return again(error, name, row.compute, tensors, params)
 
 
 def argument(op: str, value: Any) -> Tensor:

@@ -9,34 +9,23 @@ line.
 from __future__ import annotations
 
 import operator
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 
 from sweepgrad.dtypes import DTYPES, DType
-from sweepgrad.errors import FuseError
+from sweepgrad.errors import FuseError, site
 from sweepgrad.grad_mode import mode
 from sweepgrad.kernels.expr import Expr, call, const, reduce, symbol
 from sweepgrad.kernels.scalars import REDUCTIONS
 from sweepgrad.ops.op import DEFERRED, OPS, Elementwise, Op
 from sweepgrad.ops.plan import broadcast_shape, common_dtype
-from sweepgrad.tensor import Tensor
+from sweepgrad.tensor import NOTHING, Tensor
 
 Label = int | None
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent)
 _BOOL = DTYPES["bool"]
-
-
-def site() -> str:
-    """File and line of the innermost caller outside this package."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 FALLBACK = "or use `fuse(f, fallback=True)` to run the function as it is"
@@ -213,6 +202,7 @@ def traced(trace: Trace, expr: Expr, shape: tuple[int, ...], axes: tuple[Label, 
     """A traced tensor from its parts."""
     tensor: Traced = object.__new__(Traced)
     tensor._node = tensor._flat = tensor._array = tensor._grad = None
+    tensor._handle = NOTHING
     tensor._shape, tensor._dtype = shape, dtype
     # What a program computes under `no_grad` is constant as far as derivatives go.
     tensor.trace, tensor.axes = trace, axes

@@ -18,7 +18,8 @@ from sweepgrad.graph import process
 from sweepgrad.kernels.buffers import empty
 from sweepgrad.kernels.expr import Expr, call, symbol
 from sweepgrad.ops.loop import Loop
-from sweepgrad.tensor import Tensor, flat
+from sweepgrad.shortage import again
+from sweepgrad.tensor import Tensor, dense, flat
 
 
 class Optimizer:
@@ -75,35 +76,46 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         """Set the gradient of every parameter to None."""
-        before = [param._grad for param in self.params]  # which die after the lock was let go
-        with process.registry.lock:  # a pass that ends compares gradients under it
-            for param in self.params:
-                param._grad = None
-        del before
+        process.registry.set_gradients(self.params, None)
 
     def step(self) -> None:
-        """Update every parameter that has a gradient."""
+        """Update every parameter that has a gradient.
+
+        Raises:
+            MemoryError: if there is not enough memory (`OutOfMemoryError`); each parameter has been updated or not.
+        """
+        process.registry.finish()
         counted = 0
         numbers: tuple[float, ...] = ()
         for k, param in enumerate(self.params):
             gradient = param._grad
             if gradient is None:
                 continue
-            self.steps[k] += 1
-            if self.steps[k] != counted:  # mostly all parameters have been updated as often
-                counted = self.steps[k]
+            steps = self.steps[k] + 1
+            if steps != counted:  # mostly all parameters have been updated as often
+                counted = steps
                 numbers = self.numbers(counted)
-            dtype = param._dtype
-            old = flat(param)
-            state = self._state[k]
-            if state is None:
-                state = self._state[k] = tuple(np.zeros(old.size, dtype) for _ in self.state_names)
-            updated = empty(old.size, dtype)
-            loop = self._loops.get(dtype)
-            if loop is None:
-                loop = self._loops[dtype] = self._loop(dtype.name)
-            loop.over([old, flat(gradient), *numbers], old.size, outs=[updated, *state])
-            param._replace(updated)
+            try:
+                self._move(k, param, gradient, numbers)
+            except MemoryError as error:
+                again(error, f"{type(self).__name__}.step", self._move, k, param, gradient, numbers)
+            self.steps[k] = steps
+
+    def _move(self, k: int, param: Tensor, gradient: Tensor, numbers: tuple[float, ...]) -> None:
+        """Update parameter number `k`. All memory is asked for before the kernel runs, which changes the state."""
+        dtype = param._dtype
+        array, old, toward = dense(param), flat(param), flat(gradient)
+        state = self._state[k]
+        if state is None:
+            state = tuple([np.zeros(old.size, dtype) for _ in self.state_names])
+        updated = empty(old.size, dtype)
+        array = updated.reshape(array.shape)
+        loop = self._loops.get(dtype)
+        if loop is None:
+            loop = self._loops[dtype] = self._loop(dtype.name)
+        loop.over([old, toward, *numbers], old.size, outs=[updated, *state])
+        self._state[k] = state
+        param._replace(updated, array)
 
     def _loop(self, dtype: str) -> Loop:
         inputs = [("x0", "v", dtype), ("x1", "v", dtype)] + [(name, "s", dtype) for name in self.number_names]
