@@ -119,7 +119,7 @@ def assert_same(found, expected, what):
 
 
 def assert_free():
-    """No lock is held: another thread can take each, and sweep."""
+    """No lock is held: another thread can take each."""
 
     def take():
         for lock in (process.registry.lock, pool._lock):
@@ -555,8 +555,8 @@ def test_a_step_that_fails_changes_nothing_of_its_parameter(name, sweeps):
     np.testing.assert_array_equal(trained(range(2)), trained([]))
 
 
-def test_the_first_allocation_of_an_operation_is_not_its_only_one():
-    """What the table above is worth: as many allocations as there are are seen, those within NumPy too."""
+def test_allocations_within_numpy_are_seen_too():
+    """Of which the table above is made: an index array is copied, and then more is asked for."""
     x = sg.asarray(numbers(3, 4))
     with starved(NONE):
         x[np.array([[0, 1]])]

@@ -337,6 +337,27 @@ def test_node_released_between_the_check_and_the_decision_is_counted_once(regist
     del registry._decide
 
 
+def test_small_passes_do_not_hold_a_large_one_up(locked, lock):
+    """Another pass is decided whenever this one has looked at its nodes, as long as it does so without the lock."""
+    x, w = variable(locked, 2.0), variable(locked, 3.0)
+    root = chain_of(x, 10)
+    check, rounds = locked.check, []
+
+    def checked(order):
+        check(order)
+        if order[0] is root.node:
+            rounds.append(lock.held())
+            if not lock.held():
+                elsewhere(lambda: run_backward(w * w))
+
+    locked.check = checked
+    run_backward(root)
+    assert rounds == [False] * 4 + [True]
+    assert x._grad == 11 * 2.0**10
+    assert w._grad == 4 * 6.0
+    del locked.check
+
+
 # --- passes and sweeps ------------------------------------------------------------------------------------------------
 
 

@@ -17,10 +17,12 @@ when a drop is looked at, every child of that node has been counted, and no pare
 construction.
 """
 
+import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from itertools import chain, repeat
 from typing import Any
 
@@ -66,7 +68,6 @@ class Registry:
         *,
         lock: Any = None,
         clock: Callable[[], float] = time.perf_counter,
-        pause: Callable[[float], object] = time.sleep,
         settle_at: int = SETTLE,
     ) -> None:
         # The lock guards all that follows down to `sweep_seconds`, and every field of a registered node but `id`. It is
@@ -98,7 +99,6 @@ class Registry:
         self.callbacks = Callbacks()
         self.wake: Callable[[], None] | None = None  # set by a running sweeper
         self.clock = clock
-        self.pause = pause
         self._number = numbers()
 
     def register(self, node: Node) -> None:
@@ -223,7 +223,7 @@ class Registry:
             if not more or (max_seconds is not None and self.clock() - start >= max_seconds):
                 break
             if trigger == "sweeper":
-                self.pause(PAUSE)
+                time.sleep(PAUSE)
         seconds = self.clock() - start
         self.settle()  # a birth may turn out to descend from a consumed node, and wait to be released
         with self.lock:
@@ -296,10 +296,7 @@ class Registry:
         return entries, removed
 
     def _remove(self, node: Node, dead: list[Any]) -> int:
-        """Take `node` out of every index, unless it is out already, and cut its edges. The lock is held.
-
-        Returns how many steps more than one that was.
-        """
+        """Take `node` out, unless it is out already, and cut its edges; steps taken beyond one. The lock is held."""
         dead.append(node)  # even if it is out: this may be the last that knows it, and its hooks die with it
         if node.id not in self.nodes:
             return 0
@@ -371,12 +368,17 @@ class Registry:
         interrupted, by the next that asks.
         """
         decided = _Decided([node for node in order if node.rule is not VARIABLE] if consume else [], totals)
-        while not self._decide(decided, version):
-            version = self.version  # read before what was decided until now is carried out, and so seen below
-            self.check(order)
-            for owner, before, _ in totals:
-                if owner._grad is not before:
-                    return False
+        for tries in itertools.count():
+            # With the lock in the end, or many small passes could hold a large one up for as long as they go on.
+            with self.lock if tries > 3 else nullcontext():
+                if tries:
+                    version = self.version  # read before what was decided until now is carried out, and so seen below
+                    self.check(order)
+                    if any(owner._grad is not before for owner, before, _ in totals):
+                        return False
+                if self._decide(decided, version):
+                    break
+        self.finish()
         return True
 
     def _decide(self, decided: _Decided, version: int) -> bool:
@@ -385,8 +387,7 @@ class Registry:
             if self.version != version or self.decided is not None:
                 return False
             self.decided, self.version = decided, version + 1  # in this order: who reads the version finds it
-        self.finish()
-        return True
+            return True
 
     def check(self, order: Iterable[Node]) -> None:
         """Raise GraphConsumedError if one of the nodes can no longer run."""
@@ -398,10 +399,7 @@ class Registry:
     def finish(self) -> None:
         """Carry out what a pass has decided, in pieces; unless an interrupt came, none is left."""
         while self.decided is not None:
-            nested = self.lock._is_owned()
-            with self.lock:
-                dead = self._carry_out(nested)
-            del dead
+            self._batch(0, 0)
 
     def _carry_out(self, nested: bool) -> list[Any]:
         """A piece of what was decided, which does no harm if it is done again; returns what is to die unlocked."""
@@ -435,6 +433,7 @@ class Registry:
         decided = _Decided([], [(owner, owner._grad, value) for owner in owners])
         while not self._decide(decided, self.version):
             self.finish()
+        self.finish()
 
     def retire(self) -> None:
         """Remove consumed nodes in batches, then a bounded number of orphans: the end of a backward pass."""
