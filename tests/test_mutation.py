@@ -815,3 +815,35 @@ def test_new_elements_come_while_a_reader_makes_its_array():
     assert tensor.dense(t).tolist() == [[7.0, 7.0], [7.0, 7.0]]
     assert tensor.flat(t).tolist() == [7.0] * 4
     assert t.tolist() == [[7.0, 7.0], [7.0, 7.0]]
+
+
+@pytest.mark.parametrize("read", [lambda x, i: sg.take(x, i), lambda x, i: x[i]], ids=["take", "getitem"])
+def test_indices_that_alias_an_array_may_change_afterwards(read):
+    indices = np.array([0, 1])
+    x = sg.asarray([1.0, 2.0, 3.0], requires_grad=True)
+    try:
+        y = read(x, Alias(indices))
+    except TypeError:
+        return  # not an index
+    indices[:] = 2
+    y.sum().backward()
+    assert x.grad.tolist() == [1.0, 1.0, 0.0]
+
+
+def test_elements_replaced_by_another_thread_during_a_product(monkeypatch):
+    """The other thread gives the weights new elements after the product has read them, before it is recorded."""
+    x = sg.asarray([[1.0, 2.0]], requires_grad=True)
+    w = sg.asarray([[3.0], [4.0]], requires_grad=True)
+    row = OPS["matmul"]
+    forward = row.forward
+
+    def slow(*arrays, **params):
+        out = forward(*arrays, **params)
+        w.copy_([[70.0], [80.0]])
+        return out
+
+    monkeypatch.setattr(row, "forward", slow)
+    y = x @ w
+    assert y.item() == 11.0
+    y.sum().backward()
+    assert x.grad.tolist() == [[3.0, 4.0]]

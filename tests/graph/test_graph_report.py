@@ -7,7 +7,7 @@ from graph_toys import handles_of, multiply, run_backward, variable
 
 from sweepgrad import graph
 from sweepgrad.errors import ArgumentError, AuditError
-from sweepgrad.graph import process
+from sweepgrad.graph import process, report
 from sweepgrad.graph.node import Node
 from sweepgrad.graph.registry import HELP_FACTOR
 from sweepgrad.graph.report import (
@@ -86,9 +86,9 @@ def test_node_infos_read_well(registry):
 
 
 def test_reports_are_frozen():
-    for report in (SweepReport(0, 0, 0.0, 0), Threshold(1, 1)):
+    for made in (SweepReport(0, 0, 0.0, 0), Threshold(1, 1)):
         with pytest.raises(AttributeError):
-            report.nodes = 1
+            made.nodes = 1
 
 
 # --- statistics and snapshots -----------------------------------------------------------------------------------------
@@ -177,6 +177,16 @@ def test_raising_callback_is_logged_and_counted_and_the_others_run(registry, cap
     assert "broken" in caplog.text
     assert "no such luck" in caplog.text
     caplog.clear()  # the tracebacks that it keeps hold this frame, and so `x`
+
+
+def test_raising_callback_ends_nothing_where_errors_cannot_be_logged(registry, monkeypatch):
+    def broken(*args):
+        raise ValueError("I/O operation on closed file")
+
+    monkeypatch.setattr(report.log, "exception", broken)
+    registry.callbacks.append(lambda phase, info: 1 / 0)
+    registry.sweep()
+    assert registry.callbacks.errors == 2
 
 
 def test_interrupt_in_a_callback_is_not_swallowed(registry):

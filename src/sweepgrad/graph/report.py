@@ -4,6 +4,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("sweepgrad")
 
 Callback = Callable[[str, dict[str, Any]], object]
+
+
+def log_exception(message: str, *args: object) -> None:
+    """Log the exception that is being handled; where there is no stderr, that goes nowhere."""
+    with suppress(Exception):
+        log.exception(message, *args)
+
 
 pool_bytes: Callable[[], int] = int
 """Bytes idle in the pool of buffers; the pool's module sets it."""
@@ -56,7 +64,7 @@ class Callbacks(list[Callback]):
                 except Exception:
                     with self._lock:
                         self.errors += 1
-                    log.exception("sweepgrad: the sweep callback %r raised", callback)
+                    log_exception("sweepgrad: the sweep callback %r raised", callback)
         finally:
             self._announcing.now = False
 

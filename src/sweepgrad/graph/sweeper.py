@@ -12,7 +12,7 @@ from contextlib import suppress
 from sweepgrad.config import DEFAULT_INTERVAL, parse_interval
 from sweepgrad.errors import ArgumentError
 from sweepgrad.graph.registry import Registry
-from sweepgrad.graph.report import log
+from sweepgrad.graph.report import log_exception
 
 
 class _Worker(threading.Thread):
@@ -114,7 +114,7 @@ class Sweeper:
             self._registry.sweep(trigger="sweeper")
         except BaseException:  # a callback's SystemExit too: it means its own thread, not this one
             self.errors += 1
-            log.exception("sweepgrad: a sweep of the daemon thread raised; the thread goes on")
+            log_exception("sweepgrad: a sweep of the daemon thread raised; the thread goes on")
 
     def restart_after_fork(self) -> None:
         """In a forked child, where only the forking thread lives: run again if the parent's thread ran."""

@@ -98,7 +98,8 @@ def _normal_key(op: str, key: Any) -> tuple[tuple[Any, ...], bool]:
             if normal[-1].step == 0:
                 raise ArgumentError(f"`{op}` needs a slice with a step other than 0; found {part}")
         elif isinstance(part, (Tensor, np.ndarray, list, bool, np.bool_)):
-            array = attempt(op, np.array, dense(part) if isinstance(part, Tensor) else part)
+            array = attempt(op, np.asarray, dense(part) if isinstance(part, Tensor) else part)
+            array = attempt(op, np.array, array)  # of an object, it takes what its `__array__` gives for a copy
             if array.size == 0 and isinstance(part, list):
                 array = array.astype(np.intp)
             if array.dtype.kind not in "iub":
@@ -144,7 +145,9 @@ def take(x: Any, /, indices: Any, *, axis: int | None = None) -> Tensor:
         IndexError: if an index is out of range.
     """
     x = argument("take", x)
-    positions = attempt("take", np.array, dense(indices) if isinstance(indices, Tensor) else indices)
+    # An array first: of an object, `np.array` takes what its `__array__` gives for a copy.
+    positions = attempt("take", np.asarray, dense(indices) if isinstance(indices, Tensor) else indices)
+    positions = attempt("take", np.array, positions)
     if positions.size == 0 and isinstance(indices, (list, tuple)):
         positions = positions.astype(np.intp)  # of no number, NumPy makes floats
     if positions.dtype.kind not in "iu":

@@ -91,17 +91,20 @@ class Structural(Composed):
 
     def compute(self, tensors: Sequence[Tensor], params: dict[str, Any]) -> Tensor:
         """Compute, and record if an input is tracked."""
-        found = self.forward(*[dense(tensor) for tensor in tensors], **params)
+        arrays = [dense(tensor) for tensor in tensors]
+        found = self.forward(*arrays, **params)
         result = found if type(found) is Tensor else wrap(np.asarray(found))
         rule = watched(self, tensors, result) if WATCHERS else self
         if not mode.enabled or self.vjp is None or result._dtype.kind != "f":
             return result
         for tensor in tensors:
             if tensor._node is not None:
-                return self._recorded(result, rule, tensors, params)
+                return self._recorded(result, rule, tensors, arrays, params)
         return result
 
-    def _recorded(self, result: Tensor, rule: Rule, tensors: Sequence[Tensor], params: dict[str, Any]) -> Tensor:
+    def _recorded(
+        self, result: Tensor, rule: Rule, tensors: Sequence[Tensor], arrays: Sequence[Array], params: dict[str, Any]
+    ) -> Tensor:
         # What is saved are tensors without a node, so nothing that the graph holds keeps a handle alive.
         inputs: list[Tensor | Spec] = []
         links: list[Node] = []
@@ -112,7 +115,12 @@ class Structural(Composed):
                 links.append(node)
                 needed.append(k)
             if k in self.saves:
-                inputs.append(tensor.detach())
+                kept = tensor.detach()
+                if (
+                    kept._array is not arrays[k]
+                ):  # another thread has given it new elements meanwhile
+                    kept = wrap(arrays[k])
+                inputs.append(kept)
                 nbytes += tensor.nbytes
             else:
                 inputs.append(Spec(tensor._shape, tensor._dtype))
