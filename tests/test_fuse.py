@@ -148,6 +148,11 @@ REDUCTIONS = {
     "columns, then all": (lambda x: sg.sum(sg.exp(sg.mean(x, axis=0))), [(5, 7)]),
     "columns, then rows": (lambda x: sg.sum(sg.square(sg.sum(x, axis=0, keepdims=True) * x), axis=1), [(5, 7)]),
     "max": (lambda x: sg.max(x, axis=1) * 2.0, [(5, 7)]),
+    "max of what is computed": (lambda x: sg.max(sg.exp(x), axis=-1), [(5, 7)]),
+    "a condition that is reduced": (
+        lambda x: sg.where(sg.any(x > 0.5, axis=-1, keepdims=True), x, 2.0 * x),
+        [(5, 7)],
+    ),
     "min of all": (lambda x: x - sg.min(x), [(5, 7)]),
     "layer norm": (layer_norm, [(5, 7), (7,), (7,)]),
     "mixture": (mixture, [(20,), (3,), (3,), (3,)]),

@@ -783,7 +783,13 @@ def draw_fused_reduction(axis):
 
 @st.composite
 def fusable(draw):
-    kinds = [draw_unary, draw_binary, draw_clip, draw_fused_reduction(draw(st.sampled_from([(0,), (1,), (0, 1)])))]
+    kinds = [
+        draw_unary,
+        draw_binary,
+        draw_where,
+        draw_clip,
+        draw_fused_reduction(draw(st.sampled_from([(0,), (1,), (0, 1)]))),
+    ]
     return draw(drawn(kinds, FAMILIES[:1], size=5))
 
 

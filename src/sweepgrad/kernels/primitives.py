@@ -82,7 +82,9 @@ def select(_: Any, condition: Any, x1: Any, x2: Any) -> Any:
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         condition = args[0]
-        if condition.type.width > 1:
+        if isinstance(condition.type, (ir.FloatType, ir.DoubleType)):  # what was reduced, or kept in working memory
+            condition = builder.fcmp_unordered("!=", condition, ir.Constant(condition.type, 0.0))
+        elif condition.type.width > 1:
             condition = builder.trunc(condition, ir.IntType(1))
         return builder.select(condition, args[1], args[2])
 
