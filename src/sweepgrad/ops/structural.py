@@ -116,9 +116,7 @@ class Structural(Composed):
                 needed.append(k)
             if k in self.saves:
                 kept = tensor.detach()
-                if (
-                    kept._array is not arrays[k]
-                ):  # another thread has given it new elements meanwhile
+                if kept._array is not arrays[k]:  # another thread has given it new elements meanwhile
                     kept = wrap(arrays[k])
                 inputs.append(kept)
                 nbytes += tensor.nbytes
