@@ -180,3 +180,75 @@ def test_pass_of_many_pieces_that_is_interrupted_between_them_is_carried_out_by_
     assert {x._grad for x in xs} == {1.0}
     finish(registry)
     assert stats(registry).consumed == len(xs) - 1
+
+
+# --- states that an exception between two lines leaves, one by one ----------------------------------------------------
+
+
+@pytest.fixture
+def late():
+    """A registry into which nothing enters by itself."""
+    made = Registry(settle_at=10**6)
+    yield made
+    finish(made)
+    assert not made.nodes
+
+
+def test_node_that_is_entered_but_still_queued_is_consumed_and_goes(late):
+    x = variable(late, 2.0)
+    y = x * x
+    late.born.popleft()
+    for node in (x.node, y.node):
+        late.nodes[node.id], late.registered = node, late.registered + 1
+    late.busy = True  # the counts were not reached, nor the edges of `y`
+    run_backward(y)
+    assert x._grad == 4.0
+    finish(late)
+    found = stats(late)
+    assert (found.registered, found.nodes, found.consumed, found.swept, found.variables) == (2, 1, 1, 0, 1)
+    del x, y
+
+
+def test_consumed_node_that_is_counted_but_still_queued_is_counted_once(late):
+    x = variable(late, 2.0)
+    y = x * x
+    node = y.node
+    run_backward(y)
+    late.born.append(node)
+    finish(late)
+    found = stats(late)
+    assert (found.registered, found.nodes, found.consumed, found.swept) == (2, 1, 1, 0)
+    del x, y
+
+
+def test_drop_that_is_done_but_still_queued_is_not_done_twice(late):
+    x = variable(late, 2.0)
+    late.settle()
+    late.dropped.append(None)
+    finish(late)
+    assert stats(late).nodes == 1
+    assert not late.dropped
+    del x
+
+
+def test_node_that_is_released_but_still_queued_is_released_once(late):
+    x = variable(late, 2.0)
+    y = x * x
+    z = y * y
+    run_backward(y)
+    late.settle()
+    late.stranded.extend([z.node, z.node])
+    finish(late)
+    assert stats(late).saved_bytes == 0
+    with pytest.raises(GraphConsumedError):
+        run_backward(z)
+    del x, y, z
+
+
+def test_gradient_is_set_after_what_was_decided_before(late):
+    x = variable(late, 2.0)
+    late.decided = registry_module._Decided([], [(x, None, 5.0)])
+    late.set_gradients([x], 7.0)
+    assert x._grad == 7.0
+    assert late.decided is None
+    del x

@@ -368,7 +368,7 @@ class Registry:
         interrupted, by the next that asks.
         """
         decided = _Decided([node for node in order if node.rule is not VARIABLE] if consume else [], totals)
-        for tries in itertools.count():
+        for tries in itertools.count():  # pragma: no branch  # it ends within
             # With the lock in the end, or many small passes could hold a large one up for as long as they go on.
             with self.lock if tries > 3 else nullcontext():
                 if tries:
