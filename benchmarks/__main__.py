@@ -51,9 +51,10 @@ def main():
         sections += found
         failed += [subject] * (not worked)
     if output:
-        picture = output.with_suffix(".svg")
-        plot(picture, sections)
-        output.write_text(page(sections, picture.name, failed))
+        picture = output.with_suffix(".svg") if any(section.rows for section in sections) else None
+        if picture:
+            plot(picture, sections)
+        output.write_text(page(sections, picture and picture.name, failed))
     sys.exit(f"python -m benchmarks: failed: {', '.join(failed)}" if failed else 0)
 
 

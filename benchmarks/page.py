@@ -67,14 +67,14 @@ class Section:
 
 
 def page(sections, picture, failed):
-    """The whole page; `picture` is the plot's address, `failed` names the subjects of which a part did not work."""
+    """The whole page; `picture` is the plot's address or None, `failed` the subjects of which a part did not work."""
     versions = ", ".join(f"{name} {found}" for name in PACKAGES if (found := _version(name)))
     parts = [
         "# Benchmarks",
         EXPLANATION,
         f"Date: {datetime.date.today()}. Machine: {_processor()}, {os.cpu_count()} cores, {platform.system()}.\n"
         f"Versions: Python {platform.python_version()}, {versions}.",
-        f"![Sweepgrad's time and memory divided by those of each peer]({picture})",
+        *([f"![Sweepgrad's time and memory divided by those of each peer]({picture})"] if picture else []),
         *(f"Incomplete, since a part failed: {name}." for name in failed),
         *(section.markdown() for section in sections),
     ]

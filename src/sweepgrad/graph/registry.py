@@ -39,7 +39,7 @@ SETTLE = 256
 BIG = 1 << 16
 """Saved bytes that make a node worth entering at once, so that the byte threshold sees it."""
 
-RELIEF = 512
+RELIEF = 384
 """Most orphans that one operation, or the end of one backward pass, removes: so that none pays for a large backlog."""
 
 HELP_FACTOR = 4
