@@ -2,7 +2,7 @@
 
 Guarantees
 - A pass does all or nothing: one that raises, whatever raises and wherever, leaves every gradient and the graph as they
-  were. (Only an interrupt that comes after all is done, while consumed nodes are put away, is raised as well.)
+  were. (An interrupt that comes after the pass has been decided is raised as well; who asks next finishes the pass.)
 - No recursion, and no lock while rules, hooks or additions run. Passes on several threads may share nodes: each adds
   its whole gradient, or raises GraphConsumedError because another pass consumed a node first.
 - Only a sum that the pass made itself is ever overwritten, so a rule may pass on the cotangent that it was given.

@@ -31,7 +31,7 @@ from sweepgrad.graph.node import CONSUMED, REMOVED, VARIABLE, Extra, Gone, Node,
 from sweepgrad.graph.report import Callbacks, SweepReport, Threshold, consumed_error, tally
 
 BATCH = 128
-"""Steps per hold of the lock: 0.2 ms or less, short for other threads, long enough that taking it costs little."""
+"""Steps per hold of the lock: about 0.25 ms, short for other threads, long enough that taking it costs little."""
 
 SETTLE = 256
 """Births after which a registering thread enters them: amortises the lock, which costs as much as the append itself."""
@@ -135,7 +135,7 @@ class Registry:
         self.busy = True
         return True
 
-    def _enter(self, births: int, steps: int) -> tuple[int, int]:  # a call would double its cost
+    def _enter(self, births: int, steps: int) -> tuple[int, int]:
         """Enter up to `steps` of the first `births` born nodes; what is left of both. The lock is held."""
         born, nodes = self.born, self.nodes
         self.peak = max(self.peak, len(nodes) + len(born))
@@ -250,7 +250,7 @@ class Registry:
             # Here, since another sweep may have taken the drops that the caller counted: those to be looked at now may
             # be later ones. And first the drops, then the births: a node's children were born before it was dropped.
             entries = min(entries, len(self.dropped))
-            births, steps = self._enter(len(self.born), BATCH) if self.born else (0, BATCH)
+            births, steps = self._enter(len(self.born), BATCH)
             retiring, stranded = self.retiring, self.stranded
             while retiring and steps > 0:
                 steps -= 1 + self._remove(retiring[0], dead)
