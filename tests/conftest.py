@@ -4,13 +4,24 @@ import gc
 
 import pytest
 
-import sweepgrad  # noqa: F401  # before the freeze
+import sweepgrad as sg  # before the freeze
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _quick_audits():
-    """An audit asks the garbage collector for every object; leave out the many that the imports made."""
-    gc.collect()
-    gc.freeze()
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_left():
+    """A module's tests leave no node in the registry that was not there before.
+
+    An audit and a collection look at every object that the garbage collector knows: the many that imports and
+    compilations have made are left out, unless a tensor that has a node could be among them.
+    """
+    before = _nodes()
+    if not before:
+        gc.freeze()
     yield
-    gc.unfreeze()
+    assert _nodes() <= before, [node for node in sg.graph.nodes() if node.alive]
+
+
+def _nodes():
+    gc.collect()
+    sg.sweep()
+    return sg.graph.stats().nodes

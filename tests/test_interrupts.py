@@ -49,6 +49,8 @@ def unraisable(monkeypatch):
     Yields a function that forgets such errors, which hold the tensor and what was interrupted.
     """
     found = []
+    callbacks = gc.callbacks[:]  # those of test tools are Python functions, in which a signal would be raised
+    gc.callbacks.clear()
     monkeypatch.setattr(sys, "unraisablehook", found.append)  # in C, so that no signal is raised in it
 
     def forget():
@@ -56,6 +58,7 @@ def unraisable(monkeypatch):
         found.clear()
 
     yield forget
+    gc.callbacks.extend(callbacks)
     forget()
 
 
