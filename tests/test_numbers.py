@@ -80,8 +80,7 @@ def test_values_at_the_edges(row, dtype):
     if row.name in ("logaddexp", "gelu"):  # NumPy cancels near 0; SciPy multiplies a rounded probability
         unit = np.maximum(unit, 4 * np.finfo(dtype).eps * np.abs(expected[both]) + np.finfo(dtype).eps / 64)
     assert (np.abs(found[both].astype("float64") - expected[both]) <= 4 * unit.astype("float64")).all()
-    if row.name != "remainder":  # whose 0 has no sign
-        np.testing.assert_array_equal(np.signbit(found[both]), np.signbit(expected[both]))
+    np.testing.assert_array_equal(np.signbit(found[both]), np.signbit(expected[both]))
 
 
 def _power(x1, x2):
@@ -171,8 +170,6 @@ def test_derivatives_at_the_edges(row, dtype):
     defined &= np.all([np.isfinite(array) for array in arrays], axis=0)
     if row.name in ("hypot", "pow"):  # of subnormal numbers, whose few digits are those of the result
         defined &= np.all([np.abs(array) >= info.tiny for array in arrays], axis=0)
-    if row.name == "pow":  # to an exponent which is not another one less 1
-        defined &= np.abs(arrays[1]) < 1 / info.eps
     if row.name in KINKS:
         defined &= np.any([array != 0 for array in arrays], axis=0)
     arrays = [array[defined] for array in arrays]

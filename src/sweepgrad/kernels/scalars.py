@@ -12,7 +12,7 @@ CPU = {
     "multiply": "({} * {})",
     "divide": "({} / {})",
     "floor_divide": "({} // {})",
-    "remainder": "np.remainder({}, {})",
+    "remainder": "np.copysign(np.remainder({0}, {1}), {1})",
     "pow": "f.pow({}, {})",
     "negative": "(-{})",
     "positive": "{}",

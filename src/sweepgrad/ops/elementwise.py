@@ -238,13 +238,19 @@ def remainder(x1, x2, /):
     """Remainder of `floor_divide`, with the sign of x2."""
 
 
+def _power_of_one_less(x1, x2):
+    """x1 ** (x2 - 1); of an x2 so large that x2 - 1 is not exact, hence even, with the sign of an odd power."""
+    flipped = logical_and(less(x1, 0), not_equal(x2 - (x2 - 1), 1))
+    return where(flipped, -1, 1) * pow(x1, x2 - 1)
+
+
 @elementwise(
     name="pow",
     like="x1 ** x2",
     result="same",
     domain=((0.3, 3), (-2, 3)),
     partials=lambda x1, x2, y: (
-        where(equal(x2, 0), 0, x2 * pow(x1, x2 - 1)),
+        where(equal(x2, 0), 0, x2 * _power_of_one_less(x1, x2)),
         where(equal(x1, 0), 0, y * log(where(equal(x1, 0), 1, x1))),
     ),
 )
