@@ -454,6 +454,20 @@ def test_an_unknown_numba_still_compiles(process, monkeypatch, caplog):
     assert "CPUCodeLibrary has changed" in said
 
 
+def test_memory_that_runs_short_is_no_unknown_numba(process, monkeypatch, caplog):
+    from sweepgrad.kernels import compiler
+
+    def fail(*args, **options):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler, "compile_code", fail)
+        with pytest.raises(MemoryError):
+            process.use()
+    assert warnings(caplog) == []
+    assert process.use() == (2, 0, 0)
+
+
 def test_a_fault_in_the_source_is_raised(process):
     from numba.core.errors import TypingError
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -57,6 +58,23 @@ def test_helpers_that_never_come_are_not_waited_for(loop, data, threads, monkeyp
     monkeypatch.setattr(workers._Team, "call", lambda self, job, count: None)
     doubled, _ = loop.over([data], data.size)
     np.testing.assert_array_equal(doubled, 2 * data)
+
+
+@pytest.mark.parametrize(("where", "error"), [("start", RuntimeError), ("start", MemoryError), ("put", MemoryError)])
+def test_helpers_that_cannot_be_had_are_done_without(loop, data, threads, monkeypatch, where, error):
+    def refuse(*args, **options):
+        raise error
+
+    team = workers._Team()
+    monkeypatch.setitem(workers._state, "team", team)
+    if where == "start":
+        monkeypatch.setattr(threading, "Thread", refuse)
+    else:
+        monkeypatch.setattr(team, "jobs", types.SimpleNamespace(get=team.jobs.get, put=refuse))
+    threads(4)
+    doubled, _ = loop.over([data], data.size)
+    np.testing.assert_array_equal(doubled, 2 * data)
+    assert not team.lock.locked()
 
 
 def test_helpers_that_come_when_all_is_done_find_nothing_and_hold_nothing(loop, data, threads, monkeypatch):

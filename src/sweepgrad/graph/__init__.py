@@ -14,7 +14,8 @@ callbacks: list[Callback] = _process.registry.callbacks
 """Functions called as `callback(phase, info)` at the "start" and the "stop" of each sweep, like `gc.callbacks`.
 
 `info` is a dict: `trigger` ("call", "sweeper", "backward" or "threshold"); at the start `dropped`; at the stop the
-fields of `SweepReport`. They run without the registry's lock, on the thread that sweeps. One that raises is logged.
+fields of `SweepReport`. They run without the registry's lock, on the thread that sweeps, which at the
+end of a backward pass does not record operations. One that raises is logged.
 """
 
 

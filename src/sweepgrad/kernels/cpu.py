@@ -101,6 +101,8 @@ def _compile(
 
         code = compile_code(name, function, signature)
         kernels = load(code)
+    except MemoryError:
+        raise  # no fault of Numba's: the caller makes room, and tries again
     except Exception as error:
         return _compile_plainly(function, signature, error)
     if folder is None:

@@ -44,14 +44,16 @@ class _Team:
         self.lock = threading.Lock()
 
     def call(self, job: list[Any], count: int) -> None:
-        """Ask `count` helpers to run `job`, [kernel, arguments]."""
-        if self.size < count:
-            with self.lock, contextlib.suppress(RuntimeError):  # no more threads: fewer helpers, or none
-                while self.size < count:
-                    threading.Thread(target=self._help, name=f"sweepgrad-{self.size + 1}", daemon=True).start()
-                    self.size += 1
-        for _ in range(min(count, self.size)):
-            self.jobs.put(job)
+        """Ask `count` helpers to run `job`, [kernel, arguments]; without threads or memory for that, fewer or none."""
+        with contextlib.suppress(RuntimeError, MemoryError):
+            if self.size < count:
+                with self.lock:
+                    while self.size < count:
+                        threading.Thread(target=self._help, name=f"sweepgrad-{self.size + 1}", daemon=True).start()
+                        self.size += 1
+        with contextlib.suppress(MemoryError):
+            for _ in range(min(count, self.size)):
+                self.jobs.put(job)
 
     def _help(self) -> None:
         while True:
