@@ -1,10 +1,14 @@
 """What all tests share."""
 
 import gc
+import signal
 
 import pytest
 
 import sweepgrad as sg  # before the freeze
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell has it for what runs in its background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module", autouse=True)

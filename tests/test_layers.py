@@ -11,7 +11,7 @@ ROOT = Path(sweepgrad.__file__).parent
 
 LAYERS = [
     ["errors", "_version"],
-    ["atomic", "config", "dtypes", "grad_mode"],
+    ["atomic", "config", "dtypes", "grad_mode", "shards"],
     ["graph.node"],
     ["graph.report"],
     ["graph.registry"],

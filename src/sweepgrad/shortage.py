@@ -103,7 +103,7 @@ def _holders() -> str:
     nodes: Counter[str] = Counter()
     saved: Counter[str] = Counter()
     with process.registry.lock:
-        registered = list(process.registry.nodes.values())
+        registered = process.registry.snapshot()
     for node in registered:
         nodes[node.rule.name] += 1
         saved[node.rule.name] += node.nbytes

@@ -164,10 +164,7 @@ def handles_of(registry):
 
 def state(registry):
     """All that a pass which raises must leave as it was."""
-    nodes = {
-        node.id: (node.saved, node.parents, node.children, node.handles, node.nbytes)
-        for node in registry.nodes.values()
-    }
+    nodes = {node.id: (node.saved, node.parents, node.children, node.handles, node.nbytes) for node in registry.nodes}
     counts = (registry.registered, registry.consumed, registry.variables, registry.saved_bytes)
     return nodes, counts
 

@@ -38,7 +38,7 @@ def deferred(lock):
 
 
 def entered(registry):
-    return sorted(registry.nodes)
+    return [node.id for node in registry.snapshot()]
 
 
 # --- when they enter --------------------------------------------------------------------------------------------------
@@ -367,7 +367,7 @@ def test_finaliser_within_a_batch_leaves_the_work_to_it(deferred, lock, step):
 def test_pass_of_a_finaliser_that_consumes_a_node_which_is_being_entered(deferred):
     """As the collector could run it: in the midst of an entry, which then goes on with the consumed node."""
 
-    class Nodes(dict):
+    class Piece(dict):
         then = None
 
         def __setitem__(self, number, node):
@@ -376,11 +376,11 @@ def test_pass_of_a_finaliser_that_consumes_a_node_which_is_being_entered(deferre
                 then()
             super().__setitem__(number, node)
 
-    deferred.nodes = Nodes()
+    piece = deferred.nodes.pieces[0] = Piece()
     x = variable(deferred, 2.0)
     deferred.settle()
     y = x * x
-    deferred.nodes.then = lambda: run_backward(y)
+    piece.then = lambda: run_backward(y)
     deferred.settle()
     assert x._grad == 4.0
     deferred.sweep()

@@ -7,13 +7,14 @@ import pytest
 from graph_toys import NBYTES, add_hook, handles_of, retain_grad, run_backward, state, variable
 
 from raising import Raising
+from sweepgrad import shards
 from sweepgrad.errors import GraphConsumedError
 from sweepgrad.graph import backward as backward_module
 from sweepgrad.graph import registry as registry_module
 from sweepgrad.graph.registry import BATCH, SETTLE, Registry
 from sweepgrad.graph.report import audit, stats
 
-WHERE = (backward_module.__file__, registry_module.__file__)
+WHERE = (backward_module.__file__, registry_module.__file__, shards.__file__)
 
 
 by_lines, by_calls = Raising.by_lines, Raising.by_calls
@@ -100,8 +101,11 @@ def raised_in_bookkeeping(way, point, settle_at, error):
 
 @both
 @errors
-@pytest.mark.parametrize("settle_at", [1, 3, SETTLE])
-def test_exception_anywhere_in_the_bookkeeping_loses_no_node_and_no_count(way, settle_at, error):
+@pytest.mark.parametrize(("settle_at", "many"), [(1, shards.MANY), (1, 2), (3, 2), (SETTLE, shards.MANY)])
+def test_exception_anywhere_in_the_bookkeeping_loses_no_node_and_no_count(way, settle_at, many, error, monkeypatch):
+    """A node has one child, several, or so many that they are in pieces."""
+    monkeypatch.setattr(shards, "MANY", many)
+    monkeypatch.setattr(shards, "BITS", 1)
     point, places = 1, set()
     while where := raised_in_bookkeeping(way, point, settle_at, error):
         places.add(where)
@@ -199,7 +203,8 @@ def test_node_that_is_entered_but_still_queued_is_consumed_and_goes(late):
     y = x * x
     late.born.popleft()
     for node in (x.node, y.node):
-        late.nodes[node.id], late.registered = node, late.registered + 1
+        late.nodes.piece(node.id)[node.id] = node
+        late.registered += 1
     late.busy = True  # the counts were not reached, nor the edges of `y`
     run_backward(y)
     assert x._grad == 4.0

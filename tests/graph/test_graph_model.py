@@ -23,6 +23,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from sweepgrad import shards
 from sweepgrad.errors import GraphConsumedError
 from sweepgrad.graph.registry import Registry
 from sweepgrad.graph.report import audit, node_infos, stats
@@ -57,9 +58,12 @@ class Shadow:
 
 class Model(RuleBasedStateMachine):
     settle_at = 1
+    many = 256  # children of a node that are a set
 
     def __init__(self):
         super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(shards, "MANY", self.many)
         self.lock = ScriptedLock()
         self.registry = Registry(settle_at=self.settle_at, lock=self.lock)
         self.shadows = {}  # by the node's id
@@ -281,6 +285,7 @@ class Model(RuleBasedStateMachine):
             pass
         audit(self.registry, handles_of(self.registry))
         assert not self.registry.nodes
+        self.patch.undo()
 
 
 class Prompt(Model):
@@ -295,6 +300,7 @@ class Deferred(Model):
     """Nodes wait to enter, and are looked at now and then: looking brings them in."""
 
     settle_at = 12
+    many = 2
 
     @rule()
     def look(self):
@@ -305,6 +311,7 @@ class Interleaved(Model):
     """Another thread acts where this one lets go of the lock for the n-th time from when that was decided."""
 
     settle_at = 3
+    many = 3
 
     @rule(n=st.integers(0, 6), act=st.sampled_from(["sweep", "sweep one", "orphan", "statistics"]), i=pick, j=pick)
     def meanwhile(self, n, act, i, j):

@@ -1,6 +1,8 @@
 """What the registry keeps, what a sweep removes, in which order, and what it reports."""
 
 import gc
+import itertools
+import random
 
 import pytest
 from graph_toys import (
@@ -21,6 +23,7 @@ from sweepgrad.errors import GraphConsumedError
 from sweepgrad.graph.node import VARIABLE, Node
 from sweepgrad.graph.registry import BATCH, Registry
 from sweepgrad.graph.report import audit, node_infos, stats
+from sweepgrad.shards import PIECE, Shards
 
 
 def ops(registry):
@@ -118,10 +121,10 @@ def test_no_node_goes_before_its_children(registry):
     w = z * u
     del y, z, u, w, x
     while registry.nodes:
-        before = set(registry.nodes.values())
+        before = set(registry.nodes)
         registry.sweep(max_nodes=1)
-        (gone,) = before - set(registry.nodes.values())
-        assert not any(gone in node.parents for node in registry.nodes.values())
+        (gone,) = before - set(registry.nodes)
+        assert not any(gone in node.parents for node in registry.nodes)
         audit(registry, handles_of(registry))
 
 
@@ -187,26 +190,61 @@ def test_sweeping_leaves_the_live_part_alone(registry):
 
 
 def test_sweep_looks_at_orphans_only():
-    class CountingDict(dict):
+    class Counting(Shards):
         removed = 0
 
-        def __delitem__(self, number):
+        def discard(self, number):
             self.removed += 1
-            super().__delitem__(number)
+            super().discard(number)
 
         def __iter__(self):
             raise AssertionError("the sweep walks the live graph")
 
-        keys = values = items = __iter__
+        items = __iter__
 
     registry = Registry()
-    registry.nodes = CountingDict()
+    registry.nodes = Counting()
     x = variable(registry, 1.0)
     live = [x * x for _ in range(1000)]
     chain_of(x, 5)
     assert registry.sweep().nodes == 5
     assert registry.nodes.removed == 5
     del live
+
+
+@pytest.mark.parametrize("order", ["first to last", "last to first", "random"])
+def test_very_many_children_go_one_by_one(registry, order):
+    x = variable(registry, 1.0)
+    y = x * x
+    children = [y + y for _ in range(3 * PIECE)]
+    if order == "last to first":
+        children.reverse()
+    elif order == "random":
+        random.Random(0).shuffle(children)
+    for left in (2 * PIECE, 1, 0):
+        del children[left:]
+        assert registry.sweep().remaining == 0
+        audit(registry, handles_of(registry))
+        assert stats(registry).nodes == 2 + left
+    assert y.node.children is None
+
+
+def test_very_many_children_of_a_consumed_node_are_released_in_batches(locked, lock):
+    x = variable(locked, 1.0)
+    y = x * x
+    children = [y * y for _ in range(2 * PIECE)]
+    locked.sweep()
+    held = stats(locked).saved_bytes
+    saved = [held]
+    lock.released = lambda: saved.append(locked.saved_bytes)
+    run_backward(children[0])
+    locked.sweep()
+    lock.released = int
+    assert stats(locked).saved_bytes == 0
+    assert max(before - after for before, after in itertools.pairwise(saved)) <= BATCH * NBYTES
+    audit(locked, handles_of(locked))
+    with pytest.raises(GraphConsumedError):
+        run_backward(children[1])
 
 
 # --- limits and reports -----------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ under the registry's lock, and a backward pass reads it.
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol
 
+from sweepgrad.shards import Shards
+
 
 class Rule(Protocol):
     """How one operation maps the cotangent of its result to the cotangents of a node's parents.
@@ -91,8 +93,8 @@ class Node:
 
     `links` are the parents: one node by itself, or a tuple of them. Most nodes have one, and a tuple for it would be
     one more object for the collector to visit: without it a chain of a million is 10 % faster and 16 % smaller.
-    `saved` is a tuple while the node can run, and a `Gone` afterwards. `children` is None, the one child, or a set
-    once there were several: most nodes have one, and a set of one takes 216 bytes.
+    `saved` is a tuple while the node can run, and a `Gone` afterwards. `children` is None, the one child, a set once
+    there were several, `Shards` once there were very many: most nodes have one, and a set of one takes 216 bytes.
     `handles` counts living tensors, less those still waiting in the registry's `dropped` queue.
     Reading `leaves` puts the node into that queue: a property whose getter is in C, for tensors that die.
     """
@@ -113,7 +115,7 @@ class Node:
         self.rule = rule
         self.saved: tuple[Any, ...] | Gone = saved
         self.links = links
-        self.children: Node | set[Node] | frozenset[Node] | None = None
+        self.children: Node | set[Node] | Shards[Node] | frozenset[Node] | None = None
         self.handles = 1
         self.extra: Extra | None = None
         self.nbytes = nbytes

@@ -24,22 +24,24 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any
 
 from sweepgrad.atomic import numbers
-from sweepgrad.graph.node import CONSUMED, REMOVED, VARIABLE, Extra, Gone, Node, Unavailable
-from sweepgrad.graph.report import Callbacks, SweepReport, Threshold, consumed_error, tally
+from sweepgrad.graph.node import CONSUMED, REMOVED, VARIABLE, Extra, Gone, Node
+from sweepgrad.graph.report import Callbacks, SweepReport, Threshold, consumed_error, descendant_mark, tally
+from sweepgrad.shards import Shards, including, others_than, parts
 
-BATCH = 128
+BATCH = 64
 """Steps per hold of the lock: about 0.25 ms, short for other threads, long enough that taking it costs little."""
 
-SETTLE = 256
+SETTLE = 128
 """Births after which a registering thread enters them: amortises the lock, which costs as much as the append itself."""
 
 BIG = 1 << 16
 """Saved bytes that make a node worth entering at once, so that the byte threshold sees it."""
 
-RELIEF = 384
+RELIEF = 192
 """Most orphans that one operation, or the end of one backward pass, removes: so that none pays for a large backlog."""
 
 HELP_FACTOR = 4
@@ -75,10 +77,11 @@ class Registry:
         # sweep, while this thread holds it; `busy` then makes such a sweep leave the work to the outer one.
         self.lock: Any = threading.RLock() if lock is None else lock
         self.busy = False  # within a batch, or after one that an exception ended
-        self.nodes: dict[int, Node] = {}
+        self.nodes: Shards[Node] = Shards()  # by id
         self.ready: list[Node] = []  # no handle and no child when they were put here
         self.retiring: deque[Node] = deque()  # consumed, not yet removed
-        self.stranded: list[Node] = []  # computed from a consumed node, their saved values not yet released
+        # Computed from a consumed node, their saved values not yet released; of very many children pieces by number.
+        self.stranded: list[Node | dict[int, Node]] = []
         self.decided: _Decided | None = None  # a pass whose gradients and consumption are not all written yet
         self.version = 0  # passes decided, and gradients set by others
         self.registered = 0
@@ -151,11 +154,12 @@ class Registry:
                     node.links, node.children, self.registered = (), REMOVED, self.registered + 1
                 born.popleft()
                 continue
-            if node.id not in nodes:
+            piece = nodes.piece(node.id)
+            if node.id not in piece:
                 if node.rule is VARIABLE:
                     self.variables += 1
                 self.saved_bytes += node.nbytes
-                nodes[node.id], self.registered = node, self.registered + 1
+                piece[node.id], self.registered = node, self.registered + 1
             parents = node.parents
             steps -= 1 + len(parents) // 8
             for parent in parents:
@@ -163,12 +167,10 @@ class Registry:
                 if children is None:
                     self.with_children += 1
                     parent.children = node
-                elif type(children) is set:
-                    children.add(node)
                 elif children is REMOVED:
                     self.stranded.append(node)
                 elif children is not node:
-                    parent.children = {children, node}  # type: ignore[arg-type]
+                    parent.children = including(children, node)  # type: ignore[arg-type]
             if node.saved is CONSUMED:  # meanwhile, by a finaliser's pass, which may have come before it was in `nodes`
                 self.retiring.append(node)
             born.popleft()
@@ -257,9 +259,12 @@ class Registry:
                 retiring.popleft()
             before = self.saved_bytes
             while stranded and steps > 0:
-                steps -= 1
                 last = len(stranded) - 1
-                self._release(stranded[last], dead)
+                if isinstance(node := stranded[last], dict):
+                    stranded[last:] = node.values()
+                    continue
+                steps -= 1
+                self._release(node, dead)
                 del stranded[last]
             entries, removed = self._reap(steps, limit, entries, dead)
             released = before - self.saved_bytes
@@ -270,12 +275,12 @@ class Registry:
     def _reap(self, steps: int, limit: int, entries: int, dead: list[Any]) -> tuple[int, int]:
         """Look at up to `entries` drops, remove up to `limit` orphans; what is left of the first, and how many went."""
         ready, dropped = self.ready, self.dropped
-        removed = 0
-        while steps > 0 and removed < limit:
+        swept = self.swept
+        while steps > 0 and self.swept - swept < limit:
             steps -= 1
             if not ready:
                 if not entries or not dropped:
-                    return 0, removed
+                    return 0, self.swept - swept
                 entries -= 1
                 node = dropped[0]
                 if node is not None:
@@ -290,10 +295,9 @@ class Registry:
             last = len(ready) - 1
             node = ready[last]
             if not node.handles and not node.children:
-                removed += node.id in self.nodes
                 steps -= self._remove(node, dead)
             del ready[last]
-        return entries, removed
+        return entries, self.swept - swept
 
     def _remove(self, node: Node, dead: list[Any]) -> int:
         """Take `node` out, unless it is out already, and cut its edges; steps taken beyond one. The lock is held."""
@@ -314,13 +318,12 @@ class Registry:
         if node.rule is VARIABLE:
             self.variables -= 1
         self.saved_bytes -= node.nbytes
-        del self.nodes[node.id]
+        self.nodes.discard(node.id)
         return more
 
     def _strand(self, node: Node) -> None:
         """Queue what was computed from `node`, through which no pass can run any more. The lock is held."""
-        children = node.children
-        self.stranded.extend(children if isinstance(children, set) else (children,))  # type: ignore[arg-type]
+        self.stranded.extend(parts(node.children))  # type: ignore[arg-type]
         self.with_children -= 1
         node.children = REMOVED
 
@@ -328,12 +331,8 @@ class Registry:
         """Cut the edges from `node` to its parents; a parent that is left alone becomes ready. The lock is held."""
         for parent in node.parents:
             children = parent.children
-            if children is not node:
-                if type(children) is not set:
-                    continue
-                if len(children) > 1 or node not in children:  # never empty: a parent either has children or None
-                    children.discard(node)
-                    continue
+            if children is not node and others_than(node, children):  # a parent either has children or None
+                continue
             if not parent.handles and parent.saved is not CONSUMED:  # else it is being retired
                 self.ready.append(parent)
             self.with_children -= 1
@@ -345,7 +344,7 @@ class Registry:
         dead.append(node)
         if node.id not in self.nodes:
             return  # a pass for which the consumed node did not count has consumed this one since
-        mark = _descendant_mark(node)  # made before the look, as a finaliser's pass may come in between
+        mark = descendant_mark(node)  # made before the look, as a finaliser's pass may come in between
         saved = node.saved
         if type(saved) is tuple:
             node.saved, node.nbytes, self.saved_bytes = mark, 0, self.saved_bytes - node.nbytes
@@ -428,6 +427,13 @@ class Registry:
             self.busy = False
         return dead
 
+    def snapshot(self) -> list[Node]:
+        """The nodes that are registered, in ascending order of id. The lock is held."""
+        within, self.busy = self.busy, True  # so that no finaliser enters or removes one meanwhile
+        nodes = sorted(self.nodes, key=attrgetter("id"))
+        self.busy = within
+        return nodes
+
     def set_gradients(self, owners: Sequence[Any], value: Any) -> None:
         """Set each owner's gradient, as a pass without nodes: another pass adds to all of them or to none before it."""
         decided = _Decided([], [(owner, owner._grad, value) for owner in owners])
@@ -443,13 +449,3 @@ class Registry:
                 pass  # False within a batch of this thread, which will go on with them
         if self.dropped or self.ready or self.stranded:
             self._sweep(RELIEF, None, "backward")
-
-
-def _descendant_mark(node: Node) -> Gone:
-    """What takes the place of the saved values of `node`, computed from a node that is gone: it names that one."""
-    marks = (
-        Unavailable(parent.rule.name) if parent.saved is CONSUMED else parent.saved
-        for parent in node.parents
-        if isinstance(parent.saved, Gone)
-    )
-    return next(marks, Unavailable("an operation"))

@@ -6,11 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from sweepgrad.errors import AuditError, GraphConsumedError
-from sweepgrad.graph.node import CONSUMED, REMOVED, VARIABLE, Gone, Node
+from sweepgrad.graph.node import CONSUMED, REMOVED, VARIABLE, Gone, Node, Unavailable
 
 if TYPE_CHECKING:
     from sweepgrad.graph.registry import Registry
@@ -162,7 +161,7 @@ class NodeInfo:
 def tally(registry: "Registry") -> dict[str, int]:
     """The registry's counts that follow from its nodes and its other counts, by name."""
     consumed, retiring = registry.consumed, set(registry.retiring.copy())
-    nodes = list(registry.nodes.values())
+    nodes = registry.snapshot()
     kept = len(nodes) - sum(node.id in registry.nodes for node in retiring)
     return {
         "variables": sum(node.rule is VARIABLE for node in nodes),
@@ -195,6 +194,16 @@ def consumed_error(node: Node) -> GraphConsumedError:
         f"`{name}` (node {node.id}) {how}, so no backward pass can run through it; "
         "give the earlier pass retain_graph=True, or compute the result anew"
     )
+
+
+def descendant_mark(node: Node) -> Gone:
+    """What takes the place of the saved values of `node`, computed from a node that is gone: it names that one."""
+    marks = (
+        Unavailable(parent.rule.name) if parent.saved is CONSUMED else parent.saved
+        for parent in node.parents
+        if isinstance(parent.saved, Gone)
+    )
+    return next(marks, Unavailable("an operation"))
 
 
 def living(nodes: Iterable[Node], dropped: Iterable[Node | None]) -> set[Node]:
@@ -242,8 +251,7 @@ def node_infos(registry: "Registry") -> list[NodeInfo]:
     """A snapshot of the registered nodes, in the order in which they were made."""
     registry.settle()
     with registry.lock:
-        nodes, dropped = list(registry.nodes.values()), registry.dropped.copy()
-    nodes.sort(key=attrgetter("id"))
+        nodes, dropped = registry.snapshot(), registry.dropped.copy()
     alive = living(nodes, dropped)
     return [
         NodeInfo(
@@ -272,10 +280,11 @@ def audit(registry: "Registry", find_handles: Callable[[], Mapping[Node, int]]) 
             handles = find_handles()
             if len(dropped) == len(registry.dropped):
                 break  # else a tensor was dropped while they were counted
-        nodes = registry.nodes
-        problems = [*_wrong_counts(registry), *_wrong_edges(nodes), *_lost(registry, dropped)]
+        nodes = registry.snapshot()
+        problems = [*_wrong_counts(registry), *_wrong_edges(nodes), *_lost(registry, nodes, dropped)]
+        problems += [f"{node!r}: registered as {key}" for key, node in registry.nodes.items() if key != node.id]
         pending = Counter(dropped)
-        for node in nodes.values():
+        for node in nodes:
             held = node.handles - pending[node]
             if held != handles.get(node, 0):
                 problems.append(f"{node!r}: {held} handles counted, {handles.get(node, 0)} found")
@@ -292,15 +301,17 @@ def _wrong_counts(registry: "Registry") -> list[str]:
     ]
 
 
-def _lost(registry: "Registry", dropped: Iterable[Node | None]) -> list[str]:
+def _lost(registry: "Registry", nodes: Iterable[Node], dropped: Iterable[Node | None]) -> list[str]:
     """Nodes that should go, or release what they saved, and stand in no queue."""
-    alive = living(registry.nodes.values(), dropped)
-    retiring, stranded = set(registry.retiring), set(registry.stranded)
+    alive = living(nodes, dropped)
+    retiring, stranded = set(registry.retiring), set[Node]()
+    for one in registry.stranded:
+        stranded.update(one.values() if isinstance(one, dict) else (one,))
     queued = retiring | stranded | set(registry.ready)
     # Parents of a node whose removal has begun: where an exception ended it, it is taken up again and finds them.
-    queued |= {parent for node in registry.nodes.values() if node.children is REMOVED for parent in node.parents}
+    queued |= {parent for node in nodes if node.children is REMOVED for parent in node.parents}
     problems = []
-    for node in registry.nodes.values():
+    for node in nodes:
         if node not in alive and not node.handles and not node.children and node not in queued:
             problems.append(f"{node!r}: an orphan that no sweep would find")
         if node.saved is CONSUMED and node not in retiring:
@@ -310,21 +321,19 @@ def _lost(registry: "Registry", dropped: Iterable[Node | None]) -> list[str]:
     return problems
 
 
-def _wrong_edges(nodes: Mapping[int, Node]) -> list[str]:
+def _wrong_edges(nodes: Iterable[Node]) -> list[str]:
     """Edges that only one of their two ends knows."""
     down: dict[Node, set[Node]] = {}
-    for node in nodes.values():
+    for node in nodes:
         for parent in node.parents:
             down.setdefault(parent, set()).add(node)
-    cutting = {node for node in nodes.values() if node.children is REMOVED}  # one edge after the other
+    cutting = {node for node in nodes if node.children is REMOVED}  # one edge after the other
     problems = []
-    for key, node in nodes.items():
-        if key != node.id:
-            problems.append(f"{node!r}: registered as {key}")
+    for node in nodes:
         children = node.children
         if children is REMOVED and type(node.saved) is not tuple:
             continue  # it can run no more, and its children are being cut
-        known = children if isinstance(children, (set, frozenset)) else {children} if children else set()
+        known = {children} if isinstance(children, Node) else set(children or ())
         if known - cutting != down.get(node, set()) - cutting:
             problems.append(f"{node!r}: children {known} kept, {down.get(node, set())} found")
     return problems
