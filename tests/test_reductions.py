@@ -425,3 +425,10 @@ def test_float64_is_added_pairwise():
     found = sg.sum(columns, axis=0).numpy()
     for k in range(3):
         assert abs(found[k] - math.fsum(columns[:, k])) <= 8 * np.finfo(float).eps * found[k]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "logsumexp", "var"])
+def test_reports_name_the_operation_that_was_called(name, dtype):
+    x = sg.ones((2, 3), dtype=dtype, requires_grad=True)
+    assert f"op={name})" in repr(getattr(sg, name)(x))

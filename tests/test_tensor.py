@@ -905,6 +905,8 @@ def test_numpy_ufuncs_that_tensors_do_not_have():
     ):
         with pytest.raises(sg.DTypeError, match=rf"`numpy\.{name}` does not take tensors.* `t\.numpy\(\)`"):
             call()
+    with pytest.raises(sg.DTypeError, match=r"does not take tensors with `out`: use `sweepgrad\.exp`"):
+        np.exp(x, out=np.zeros(2))
     array = np.ones(2)
     with pytest.raises(sg.DTypeError, match=r"`numpy\.add` does not take tensors"):
         array += x
@@ -924,8 +926,13 @@ def test_numpy_functions_take_tensors_that_are_not_tracked():
     for call, name in ((lambda: np.sum(w), "sum"), (lambda: np.concatenate([x, [w]]), "concatenate")):
         with pytest.raises(sg.DTypeError, match=rf"`numpy\.{name}` does not take tensors that require a gradient"):
             call()
-    with pytest.raises(sg.DTypeError, match=r"`sweepgrad\.sum`"):
-        np.sum(w)
+    for call, text in (
+        (lambda: np.sum(w), "`sweepgrad.sum`"),
+        (lambda: np.dot(w, w), "`sweepgrad.matmul`"),
+        (lambda: np.linalg.norm(w), "`numpy.linalg.norm` does not"),
+    ):
+        with pytest.raises(sg.DTypeError, match=re.escape(text)):
+            call()
 
 
 @pytest.mark.parametrize(

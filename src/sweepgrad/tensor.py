@@ -468,7 +468,8 @@ def make_variable(tensor: Tensor) -> Tensor:
     """`tensor` itself, which has no node yet, as a variable."""
     if tensor._dtype not in _FLOATS:
         raise DTypeError(
-            f"`requires_grad` needs a float dtype; found {tensor._dtype}: only float32 and float64 have derivatives"
+            f"`requires_grad` needs a float dtype; found {tensor._dtype}: only float32 and float64 have "
+            'derivatives; make it with dtype="float64"'
         )
     node = Node(VARIABLE, (), (), 0, tensor._shape, tensor._dtype)
     node.extra = Extra(weakref.ref(tensor))

@@ -115,11 +115,18 @@ def _array_ufunc(self: Tensor, ufunc: np.ufunc, method: str, *inputs: Any, **kwa
     name = _ufunc_table().get(ufunc.__name__)
     if name is None or method != "__call__" or kwargs:
         raise DTypeError(
-            f"`numpy.{ufunc.__name__}` does not take tensors{'' if name is None else ' with these arguments'}: use "
+            f"`numpy.{ufunc.__name__}` does not take tensors{_with(method, kwargs) if name else ''}: use "
             f"{f'`sweepgrad.{name}`' if name else 'an operation of sweepgrad'}, or `t.numpy()` for an array"
         )
     result: Tensor = OPS[name].function(*inputs)
     return result
+
+
+def _with(method: str, kwargs: Any) -> str:
+    """What there is in a call of NumPy's that has no counterpart here."""
+    return (
+        f" in its method `{method}`" if method != "__call__" else f" with {', '.join(f'`{name}`' for name in kwargs)}"
+    )
 
 
 def _check_target(name: str, out: Any) -> None:
@@ -135,6 +142,9 @@ def _no_target(name: str) -> ImmutableError:
     )
 
 
+_ELSEWHERE = {"concatenate": "concat", "dot": "matmul", "amax": "max", "amin": "min", "transpose": "permute_dims"}
+"""Operations that have another name in NumPy."""
+
 _DESCRIBING = {"shape", "ndim", "size", "result_type", "zeros_like", "ones_like", "full_like", "empty_like"}
 """NumPy's functions that read no element, and so lose no gradient."""
 
@@ -146,10 +156,11 @@ def _array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any)
     while stack:
         one = stack.pop()
         if isinstance(one, Tensor) and one.requires_grad:
-            known = f"`sweepgrad.{func.__name__}`" if func.__name__ in OPS else "an operation of sweepgrad"
+            own = _ELSEWHERE.get(func.__name__, func.__name__)
+            known = f"`sweepgrad.{own}`" if own in OPS else "an operation of sweepgrad"
             raise DTypeError(
-                f"`numpy.{func.__name__}` does not take tensors that require a gradient, since its result would "
-                f"silently leave the graph: use {known}, or `t.numpy()` for an array"
+                f"`{func.__module__}.{func.__name__}` does not take tensors that require a gradient, since its result "
+                f"would silently leave the graph: use {known}, or `t.numpy()` for an array"
             )
         stack.extend(one.values() if isinstance(one, dict) else one if isinstance(one, (list, tuple)) else ())
 

@@ -227,6 +227,12 @@ def min(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
     return _extreme("min", x, axis, keepdims)
 
 
+def _as_operation(fused: Fused) -> Fused:
+    """`fused`, in reports and errors by the name of the operation that it does the work of."""
+    fused.__name__ = fused.__name__.removeprefix("_").removesuffix("_from")
+    return fused
+
+
 _SPREAD_CASES = [
     ([(2, 3)], {"axis": None, "correction": 0, "keepdims": False}),
     ([(4, 3)], {"axis": 0, "correction": 1, "keepdims": True}),
@@ -252,11 +258,13 @@ def var(x: Any, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool
     return _at_once(_var, x, axes, keepdims=keepdims, count=count)
 
 
+@_as_operation
 @fuse
 def _var(x: Tensor, axes: tuple[int, ...], *, keepdims: bool, count: float) -> Tensor:
     return sum(square(x - mean(x, axis=axes, keepdims=True)), axis=axes, keepdims=keepdims) / count
 
 
+@_as_operation
 @in_float64
 def _var_from(
     x: Tensor, start: Tensor, axes: tuple[int, ...], *, keepdims: bool, length: float, count: float
@@ -348,6 +356,7 @@ def logsumexp(x: Any, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor
     return _at_once(_logsumexp, x, axes, keepdims=keepdims)
 
 
+@_as_operation
 @fuse
 def _logsumexp(x: Tensor, axes: tuple[int, ...], *, keepdims: bool) -> Tensor:
     top = _top(x, axes)
@@ -366,6 +375,7 @@ def softmax(x: Any, /, axis: Axis = -1) -> Tensor:
     return _at_once(_softmax, x, axes)
 
 
+@_as_operation
 @fuse
 def _softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     weights = exp(x - _top(x, axes))
@@ -380,6 +390,7 @@ def log_softmax(x: Any, /, axis: Axis = -1) -> Tensor:
     return _at_once(_log_softmax, x, axes)
 
 
+@_as_operation
 @fuse
 def _log_softmax(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     shifted: Tensor = x - _top(x, axes)
