@@ -308,7 +308,8 @@ def cotangents(output: Expr, ct: Expr, wanted: Sequence[Expr], space: Space) -> 
     for expr in order:
         if expr.op != "detached" and any(arg in leads for arg in expr.args):
             leads.add(expr)
-    found: dict[Expr, Expr] = {output: ct}
+    # The output may be whole although it depends on fewer axes, along which it was repeated.
+    found: dict[Expr, Expr] = {output: space.reduced("sum", ct, space.axes(ct) - space.axes(output))}
 
     def push(arg: Expr, part: Expr, axes: frozenset[str]) -> None:
         if is_const(part, 0):
