@@ -36,6 +36,7 @@ BUILT_IN = {
     VARIABLE: (RuntimeError,),
     sg.ImmutableError: (TypeError,),
     sg.FuseError: (TypeError,),
+    sg.MissingDependencyError: (ImportError,),
     sg.GraphConsumedError: (RuntimeError,),
     sg.OutOfMemoryError: (MemoryError,),
     sg.AuditError: (AssertionError,),

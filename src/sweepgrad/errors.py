@@ -72,5 +72,9 @@ class AnomalyError(SweepgradError, FloatingPointError):
     """Under `detect_anomaly`, a NaN or an infinity was made, or a backward pass met one."""
 
 
+class MissingDependencyError(SweepgradError, ImportError):
+    """A package that comes with one of sweepgrad's extras is not installed."""
+
+
 class AuditError(SweepgradError, AssertionError):
     """The registry's counts differ from what a full mark finds: a fault in sweepgrad, please report it."""

@@ -166,9 +166,9 @@ class _Writer(Passes):
             if total.row:
                 self.put(f"{total.name}_all = {total.name}[{index}]")
                 with self.block("for j in range(n):"):
-                    self.put(f"{total.name}_all[j] = {self._start(total.rule)}")
+                    self.put(f"{total.name}_all[j] = {self.start(total.rule)}")
             else:
-                self.put(f"{total.name}_sum = {self._start(total.rule)}")
+                self.put(f"{total.name}_sum = {self.start(total.rule)}")
 
     def _rows(self, first: str, last: str, before: dict[Expr, str]) -> None:
         if self.chunked and self._adds_rows_alone():
@@ -179,7 +179,7 @@ class _Writer(Passes):
             for slot in self.inputs:
                 if slot.kind == "c":
                     self.put(f"{slot.name}_i = {slot.name}[i]")
-                    texts[symbol(slot.name)] = self._read(slot, f"{slot.name}_i")
+                    texts[symbol(slot.name)] = self.read(slot, f"{slot.name}_i")
             self._region("row", texts, f"i * {BLOCK if self.flat else 'n'}")
             if len(self.lines) == empty:
                 self.put("pass")
@@ -215,7 +215,7 @@ class _Writer(Passes):
                 for total in one.totals:
                     step = f"{total.name}_[j]"
                     for texts in copies:
-                        step = total.rule.step.format(acc=step, x=texts[total.expr.args[0]])
+                        step = total.rule.step(step, texts[total.expr.args[0]])
                     self.put(f"{total.name}_[j] = {step}")
 
     def _combine(self, total: Total) -> None:
@@ -251,13 +251,6 @@ class _Writer(Passes):
             if slot.kind == "s":
                 self.put(f"{slot.name}[g] = {texts[expr]}")
 
-    def _start(self, rule: Reduction) -> str:
-        bounds = {"LOWEST": ("-np.inf", "min"), "HIGHEST": ("np.inf", "max")}
-        if rule.start not in bounds:
-            return rule.start
-        real, whole = bounds[rule.start]
-        return f"T({real if self.dtype.startswith('float') else f'np.iinfo(np.{self.dtype}).{whole}'})"
-
     def _region(self, region: str, texts: dict[Expr, str], start: str) -> None:
         """All of a region's statements: in turn numbers that do not depend on J, and walks along J."""
         for depth, one in enumerate(self.passes[region]):
@@ -283,7 +276,7 @@ class _Writer(Passes):
                 texts[expr] = literal(expr.value)  # type: ignore[arg-type]
             elif expr.op == "symbol":
                 slot = self.slots.get(str(expr.value))
-                texts[expr] = str(expr.value) if slot is None else self._read(slot, slot.name)
+                texts[expr] = str(expr.value) if slot is None else self.read(slot, slot.name)
             else:
                 assert expr.op != "reduce", f"{expr} is needed before it is there"
                 name = f"t{self.count}"
@@ -293,15 +286,11 @@ class _Writer(Passes):
                 )
                 texts[expr] = name
 
-    def _read(self, slot: Slot, text: str) -> str:
-        """An input's element in the nest's own dtype."""
-        return f"T({text})" if slot.dtype != self.dtype and slot.dtype.startswith("float") else text
-
     def _at_row(self, depth: int, texts: dict[Expr, str]) -> None:
         for total in self.totals:
             arg = total.expr.args[0]
             if self.axes[arg] == "I" and self.depth[arg] == depth:
-                self.put(f"{total.name}_sum = {total.rule.step.format(acc=f'{total.name}_sum', x=texts[arg])}")
+                self.put(f"{total.name}_sum = {total.rule.step(f'{total.name}_sum', texts[arg])}")
         for expr, slot in self.outputs:
             own = self.depth[expr] if self.region[expr] == "row" else 0
             if slot.kind == "c" and own == depth:
@@ -312,7 +301,7 @@ class _Writer(Passes):
         names = [self.sums[expr] for expr in one.sums]
         rules = [REDUCTIONS[reduction(expr)[0]] for expr in one.sums]
         for name, rule in zip(names, rules, strict=True):
-            self.put(f"{name}_sum = {self._start(rule)}")
+            self.put(f"{name}_sum = {self.start(rule)}")
         accumulates = one.sums or any(not total.row for total in one.totals)
         if self.flat:
             self.put(f"m = min({BLOCK}, n - {start})")
@@ -339,7 +328,7 @@ class _Writer(Passes):
         steps += [(f"{t.name}_[j]" if t.row else f"{t.name}_acc", t.rule, t.expr.args[0]) for t in one.totals]
         accumulators = [(target, rule) for target, rule, _ in steps if target.endswith("_acc")]
         for target, rule in accumulators:
-            self.put(f"{target} = {self._start(rule)}")
+            self.put(f"{target} = {self.start(rule)}")
         ordered = [expr for expr in self.order if expr in inner and expr not in texts]
         risky = limited(ordered)
         if risky:
@@ -360,7 +349,7 @@ class _Writer(Passes):
             with self.block("for j in range(m):"):
                 for target, rule, arg in steps:
                     if arg in one.staged:
-                        self.put(f"{target} = {rule.step.format(acc=target, x=texts[arg])}")
+                        self.put(f"{target} = {rule.step(target, texts[arg])}")
         for _, slot in one.stores:
             if slot.name in self.streams:
                 self.put(f"p.stream({slot.name}_, {self.streams[slot.name]}, m)")
@@ -388,7 +377,7 @@ class _Writer(Passes):
             self._compute(ordered, texts, templates)
             for target, rule, arg in steps:
                 if rule.accumulator != "A" or arg not in one.staged:
-                    self.put(f"{target} = {rule.step.format(acc=target, x=texts[arg])}")
+                    self.put(f"{target} = {rule.step(target, texts[arg])}")
             for arg, name in one.staged.items():
                 if name:
                     self.put(f"{name}[j] = {texts[arg]}")
@@ -407,7 +396,7 @@ class _Writer(Passes):
         reads = {str(expr.value) for expr in inner if expr.op == "symbol"}
         for slot in self.slots.values():
             if slot.name in reads:
-                texts[symbol(slot.name)] = self._read(slot, f"{slot.name}_{tail if slot.kind == 'v' else ''}[j]")
+                texts[symbol(slot.name)] = self.read(slot, f"{slot.name}_{tail if slot.kind == 'v' else ''}[j]")
         whole = [slot.name for slot in self.inputs if slot.kind == "v" and slot.name in reads]
         whole += [slot.name for _, slot in one.stores]
         rows = [slot.name for slot in self.inputs if slot.kind == "r" and slot.name in reads]

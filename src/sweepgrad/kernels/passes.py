@@ -46,25 +46,14 @@ class Pass:
         return [*(expr.args[0] for expr in reduced), *(expr for expr, _ in self.stores), *self.keeps]
 
 
-class Passes:
-    """Expressions fall into three regions: `before` any row, in each `row`, and `after` all rows.
+class Regions:
+    """Where in a nest each expression is computed: `before` any row, in each `row`, or `after` all rows.
 
     Each region walks along J as often as reductions over J depend on each other.
     """
 
-    def __init__(
-        self,
-        outputs: Sequence[tuple[Expr, Slot]],
-        inputs: Sequence[Slot],
-        dtype: str,
-        chunked: bool,
-        columns: int | None,
-        short: bool,
-        streamed: bool,
-    ) -> None:
-        self.outputs, self.inputs, self.dtype, self.chunked = outputs, inputs, dtype, chunked
-        self.templates = CPU_INTEGER if "int" in dtype else CPU
-        self.everywhere = self.templates | CPU_BEYOND  # outside of loops that are to be vectorised
+    def __init__(self, outputs: Sequence[tuple[Expr, Slot]], inputs: Sequence[Slot], dtype: str) -> None:
+        self.outputs, self.inputs, self.dtype = outputs, inputs, dtype
         self.order = list(topological([expr for expr, _ in outputs]))
         self.axes: dict[Expr, str] = {}
         self.depth: dict[Expr, int] = {}
@@ -74,24 +63,19 @@ class Passes:
         kinds = {slot.name: slot.kind for slot in self.slots.values()}
         for expr in self.order:
             self._analyse(expr, kinds)
-        self.flat = {slot.kind for slot in self.slots.values()} <= {"v", "s"} and all(
-            reduction(expr)[1] == "IJ" for expr in self.order if expr.op == "reduce"
-        )
-        self.sums: dict[Expr, str] = {}
-        self.columns = None if self.flat else columns
-        self.short = short or self.columns is not None
-        self.totals: list[Total] = []
-        self.work: dict[Expr, str] = {}
-        self.passes = {
-            region: [Pass() for _ in range(1 + max(self.depth.values()))] for region in ("before", "row", "after")
-        }
-        streams = [slot.name for _, slot in outputs if streamed and slot.kind == "v" and slot.dtype == dtype != "bool"]
-        self.streams = {name: f"s{k}" for k, name in enumerate(streams)}
-        self._plan()
-        self._keep()
-        self.blocks: set[str] = set(self.streams.values())
-        for one in itertools.chain(*self.passes.values()):
-            self._stage(one)
+        self.walks = 1 + max(self.depth.values())
+
+    def start(self, rule: Reduction) -> str:
+        """An accumulator's text before the first element."""
+        bounds = {"LOWEST": ("-np.inf", "min"), "HIGHEST": ("np.inf", "max")}
+        if rule.start not in bounds:
+            return rule.start
+        real, whole = bounds[rule.start]
+        return f"T({real if self.dtype.startswith('float') else f'np.iinfo(np.{self.dtype}).{whole}'})"
+
+    def read(self, slot: Slot, text: str) -> str:
+        """An input's element in the nest's own dtype."""
+        return f"T({text})" if slot.dtype != self.dtype and slot.dtype.startswith("float") else text
 
     def _analyse(self, expr: Expr, kinds: dict[str, str]) -> None:
         axes = {axis for arg in expr.args for axis in self.axes[arg]}
@@ -109,6 +93,41 @@ class Passes:
         self.region[expr] = "after" if late else "row" if "I" in axes else "before"
         same = [self.depth[arg] for arg in expr.args if self.region[arg] == self.region[expr]]
         self.depth[expr] = max(same, default=0) + (over == "J")
+
+
+class Passes(Regions):
+    """What each walk along J computes, reduces, stores and keeps."""
+
+    def __init__(
+        self,
+        outputs: Sequence[tuple[Expr, Slot]],
+        inputs: Sequence[Slot],
+        dtype: str,
+        chunked: bool,
+        columns: int | None,
+        short: bool,
+        streamed: bool,
+    ) -> None:
+        super().__init__(outputs, inputs, dtype)
+        self.chunked = chunked
+        self.templates = CPU_INTEGER if "int" in dtype else CPU
+        self.everywhere = self.templates | CPU_BEYOND  # outside of loops that are to be vectorised
+        self.flat = {slot.kind for slot in self.slots.values()} <= {"v", "s"} and all(
+            reduction(expr)[1] == "IJ" for expr in self.order if expr.op == "reduce"
+        )
+        self.sums: dict[Expr, str] = {}
+        self.columns = None if self.flat else columns
+        self.short = short or self.columns is not None
+        self.totals: list[Total] = []
+        self.work: dict[Expr, str] = {}
+        self.passes = {region: [Pass() for _ in range(self.walks)] for region in ("before", "row", "after")}
+        streams = [slot.name for _, slot in outputs if streamed and slot.kind == "v" and slot.dtype == dtype != "bool"]
+        self.streams = {name: f"s{k}" for k, name in enumerate(streams)}
+        self._plan()
+        self._keep()
+        self.blocks: set[str] = set(self.streams.values())
+        for one in itertools.chain(*self.passes.values()):
+            self._stage(one)
 
     def _plan(self) -> None:
         """Put every reduction and output where it belongs."""

@@ -4,6 +4,7 @@ An entry is a template for the arguments' texts. Rows that are not listed are co
 into these. Also how reductions go over elements.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 CPU = {
@@ -67,6 +68,22 @@ CPU = {
     "softplus": "f.softplus({})",
 }
 
+CUDA = CPU | {
+    # The quotient may be too large for a whole number; what is left of it is exact.
+    "remainder": "m.copysign(m.fmod({0}, {1}) + ({1} if m.fmod({0}, {1}) * {1} < 0 else T(0)), {1})",
+    "where": "({1} if {0} else {2})",
+    "pow": "m.pow({}, {})",
+    "round": "rint({})",
+    "sigmoid": "(T(1) / (T(1) + m.exp(-{})))",
+    "softplus": "(({0} if {0} > 0 else T(0)) + m.log1p(m.exp(-abs({0}))))",
+    **{name: f"m.{name}({{}})" for name in ("isnan", "isinf", "isfinite", "floor", "ceil", "trunc", "sqrt")},
+    **{name: f"m.{name}({{}})" for name in ("exp", "expm1", "log", "log1p", "log2", "log10", "erf", "erfc")},
+    **{name: f"m.{name}({{}})" for name in ("sin", "cos", "tan", "asin", "acos", "atan")},
+    **{name: f"m.{name}({{}})" for name in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh")},
+    **{name: f"m.{name}({{}}, {{}})" for name in ("atan2", "hypot")},
+}
+"""On a GPU: functions of `m`, the module `math`, are those of NVIDIA's library."""
+
 CPU_INTEGER = CPU | {
     "pow": "({} ** {})",
     # The processor's division traps at the least integer divided by -1.
@@ -91,33 +108,61 @@ CHEAP = frozenset(_ARITHMETIC + _COMPARING + _LOGICAL + _BITS)
 """Operations that take about as long as reading a number from the nearest cache: computed again rather than kept."""
 
 
+CUDA_INTEGER = CUDA | {
+    "pow": "({} ** {})",
+    "floor_divide": "(-{0} if {1} == -1 else {0} // {1})",
+    "remainder": "({0} % (T(1) if {1} == -1 else {1}))",
+}
+
+CPU_COMBINING = {
+    "add": "p.add({}, {})",
+    "multiply": "p.multiply({}, {})",
+    "maximum": "p.maximum({}, {})",
+    "minimum": "p.minimum({}, {})",
+    "either": "p.either({}, {})",
+    "union": "({} | {})",
+}
+"""How the accumulators of reductions take in an element, or another accumulator."""
+
+CUDA_COMBINING = {
+    "add": "({} + {})",
+    "multiply": "({} * {})",
+    "maximum": "({0} if {0} >= {1} or {0} != {0} else {1})",
+    "minimum": "({0} if {0} <= {1} or {0} != {0} else {1})",
+    "either": "np.int32({} | (1 if {} else 0))",
+    "union": "np.int32({} | {})",
+}
+
+
 @dataclass(frozen=True)
 class Reduction:
     """How a reduction goes over elements: templates of the accumulator `{acc}`, the element `{x}`, the `{count}`."""
 
     start: str
-    step: str
+    combine: str
+    """What takes an element in, by its name in the target's table."""
+    element: str = "{x}"
     finish: str = "{acc}"
     merge: str = ""
-    """How two accumulators become one, if not by a step with the other as the element."""
+    """What makes one of two accumulators, if not `combine` with the other as the element."""
     accumulator: str = "T"
     """Type of the accumulator: T, the loop's own; A, which is wider for float32; or a dtype's name."""
 
-    def merged(self, acc: str, other: str) -> str:
+    def step(self, acc: str, x: str, combining: Mapping[str, str] = CPU_COMBINING) -> str:
+        """The text of an accumulator that has taken in `x`."""
+        return combining[self.combine].format(acc, self.element.format(x=x))
+
+    def merged(self, acc: str, other: str, combining: Mapping[str, str] = CPU_COMBINING) -> str:
         """The text of two accumulators as one."""
-        return (self.merge or self.step).format(acc=acc, x=other)
+        return combining[self.merge].format(acc, other) if self.merge else self.step(acc, other, combining)
 
 
 REDUCTIONS = {
-    "sum": Reduction("A(0)", "p.add({acc}, A({x}))", accumulator="A"),
-    "mean": Reduction("A(0)", "p.add({acc}, A({x}))", "{acc} / A({count})", accumulator="A"),
-    "prod": Reduction("A(1)", "p.multiply({acc}, A({x}))", accumulator="A"),
-    "max": Reduction("LOWEST", "p.maximum({acc}, {x})"),
-    "min": Reduction("HIGHEST", "p.minimum({acc}, {x})"),
-    "any": Reduction(
-        "np.int32(0)", "p.either({acc}, {x} != 0)", "{acc} != 0", merge="{acc} | {x}", accumulator="int32"
-    ),
-    "all": Reduction(
-        "np.int32(0)", "p.either({acc}, {x} == 0)", "{acc} == 0", merge="{acc} | {x}", accumulator="int32"
-    ),
+    "sum": Reduction("A(0)", "add", "A({x})", accumulator="A"),
+    "mean": Reduction("A(0)", "add", "A({x})", "{acc} / A({count})", accumulator="A"),
+    "prod": Reduction("A(1)", "multiply", "A({x})", accumulator="A"),
+    "max": Reduction("LOWEST", "maximum"),
+    "min": Reduction("HIGHEST", "minimum"),
+    "any": Reduction("np.int32(0)", "either", "{x} != 0", "{acc} != 0", merge="union", accumulator="int32"),
+    "all": Reduction("np.int32(0)", "either", "{x} == 0", "{acc} == 0", merge="union", accumulator="int32"),
 }

@@ -1,0 +1,403 @@
+"""Writes the source of CUDA kernels from the expressions of a loop nest. Text in, text out.
+
+What a nest is, `kernels.nest` says: axes I and J, kinds of inputs and outputs, reductions over J, I and IJ. Here it is
+spread over a grid of blocks in one of three ways:
+
+    elements   nothing is reduced over J or I alone: a thread takes elements a grid's width apart, whatever their row
+    columns    rows are reduced to one row, and nothing along J: a thread takes columns, and goes down the rows
+    rows       a block takes whole rows; its threads walk along J, and reduce what they found by warp shuffles
+
+Rows come in chunks, one for each block along x, and each chunk leaves partial results of what is reduced over I or IJ.
+A second kernel, one block for each group, combines them in the order of the chunks and computes what depends on them.
+So results depend on the number of chunks and of threads, which the caller chooses by sizes, and on no order of events.
+
+float32 is accumulated in float32, since many threads add up few numbers each, and most GPUs are slow in float64.
+Nothing is kept from one walk along J to the next: to compute a value again costs a GPU less than memory.
+
+A kernel sees `m` (the module math), `np`, `cuda`, `rint` for its dtype, and its types `T` and `A`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from sweepgrad.kernels.emit import Slot, literal
+from sweepgrad.kernels.expr import Expr, reduction, symbol
+from sweepgrad.kernels.passes import AXES, Regions
+from sweepgrad.kernels.scalars import CUDA, CUDA_COMBINING, CUDA_INTEGER, REDUCTIONS, Reduction
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The kernels of one nest, and their arguments' types.
+
+    Both take: the inputs; `groups`, `rows`, `n`; `chunks`, those of each group; one array for each of `partials`; the
+    outputs. Partial results that are numbers have a place for each block of the first kernel; those that are rows, for
+    each chunk.
+    """
+
+    way: str
+    first: str
+    last: str | None
+    """The kernel that combines partial results; None if there is nothing to do after the first."""
+    inputs: tuple[tuple[str, str], ...]
+    """Kind and dtype of each."""
+    partials: tuple[tuple[str, bool], ...]
+    """For each: dtype, and whether it is a row rather than a number."""
+    outputs: tuple[tuple[str, str], ...]
+
+
+def grid(outputs: Sequence[tuple[Expr, Slot]], inputs: Sequence[Slot], dtype: str, warp: int) -> Grid:
+    """The kernels that compute `outputs` in `dtype`; every slot is v, r, c or s.
+
+    `warp` is how many threads run together, a power of two; a block has a multiple of them, at most their square.
+    """
+    writer = _Writer(outputs, inputs, dtype, warp)
+    return Grid(
+        writer.way,
+        writer.first(),
+        writer.last(),
+        tuple((slot.kind, slot.dtype) for slot in inputs),
+        tuple((writer.accumulator(rule), row) for _, rule, row in writer.totals.values()),
+        tuple((slot.kind, slot.dtype) for _, slot in outputs),
+    )
+
+
+class _Writer(Regions):
+    def __init__(self, outputs: Sequence[tuple[Expr, Slot]], inputs: Sequence[Slot], dtype: str, warp: int) -> None:
+        super().__init__(outputs, inputs, dtype)
+        self.warp = warp
+        self.templates = CUDA_INTEGER if "int" in dtype else CUDA
+        self.sums: dict[Expr, str] = {}  # reductions over J
+        self.totals: dict[Expr, tuple[str, Reduction, bool]] = {}  # those over I and IJ: name, rule, whether a row
+        for expr in self.order:
+            if expr.op == "reduce":
+                kind, over = reduction(expr)
+                if over == "J":
+                    self.sums[expr] = f"a{len(self.sums)}"
+                else:
+                    row = "J" in self.axes[expr]
+                    self.totals[expr] = (f"p{len(self.totals)}", REDUCTIONS[kind], row)
+        self.way = self._way()
+
+    def _way(self) -> str:
+        by_row = any(slot.kind == "c" for _, slot in self.outputs)
+        by_row = by_row or any(self.axes[expr.args[0]] == "I" for expr in self.totals)
+        if by_row or any(self.region[expr] != "after" for expr in self.sums):
+            return "rows"
+        return "columns" if any(row for _, _, row in self.totals.values()) else "elements"
+
+    def accumulator(self, rule: Reduction) -> str:
+        """The dtype of a reduction's accumulator."""
+        return {"A": self.dtype, "T": self.dtype}.get(rule.accumulator, rule.accumulator)
+
+    # Text
+
+    def put(self, line: str) -> None:
+        """Add one line."""
+        self.lines.append("    " * self.indent + line)
+
+    @contextmanager
+    def block(self, line: str) -> Iterator[None]:
+        """Add one line, and indent those that are added within."""
+        self.put(line)
+        self.indent += 1
+        yield
+        self.indent -= 1
+
+    @contextmanager
+    def walk(self, index: str, first: str, end: str, step: str) -> Iterator[None]:
+        """A loop whose index is as wide as its bounds."""
+        self.put(f"{index} = {first}")
+        with self.block(f"while {index} < {end}:"):
+            yield
+            self.put(f"{index} += {step}")
+
+    def _function(self) -> list[str]:
+        """Begin a new function; the text up to its body."""
+        self.lines: list[str] = []
+        self.indent = 0
+        self.count = 0
+        names = [slot.name for slot in self.inputs] + ["groups", "rows", "n", "chunks"]
+        names += [name for name, _, _ in self.totals.values()] + [slot.name for _, slot in self.outputs]
+        self.put(f"def kernel({', '.join(names)}):")
+        self.indent = 1
+        self.put("tid, threads = cuda.threadIdx.x, cuda.blockDim.x")
+        return self.lines
+
+    def compute(self, exprs: Iterable[Expr], texts: dict[Expr, str]) -> None:
+        """Statements for those of `exprs`, in topological order, that have no text yet."""
+        for expr in exprs:
+            if expr in texts:
+                continue
+            if expr.op == "const":
+                texts[expr] = literal(expr.value)  # type: ignore[arg-type]
+            elif expr.op == "symbol":
+                slot = self.slots.get(str(expr.value))
+                texts[expr] = str(expr.value) if slot is None else self.read(slot, slot.name)
+            else:
+                assert expr.op != "reduce", f"{expr} is needed before it is there"
+                texts[expr] = f"t{self.count}"
+                self.put(f"t{self.count} = {self.templates[expr.op].format(*(texts[arg] for arg in expr.args))}")
+                self.count += 1
+
+    def reads(self, kinds: str, texts: dict[Expr, str], exprs: Iterable[Expr], **index: str) -> None:
+        """Read the elements of inputs, and of outputs that expressions read, that `exprs` need."""
+        need = set(exprs)
+        for slot in self.slots.values():
+            if slot.kind in kinds and symbol(slot.name) in need and symbol(slot.name) not in texts:
+                self.put(f"{slot.name}_ = {self.read(slot, f'{slot.name}[{index[slot.kind]}]')}")
+                texts[symbol(slot.name)] = f"{slot.name}_"
+
+    def needed(self, roots: Iterable[Expr], texts: dict[Expr, str]) -> list[Expr]:
+        """What has to be computed for `roots`, in topological order: nothing below a reduction or what has a text."""
+        need: set[Expr] = set()
+        stack = list(roots)
+        while stack:
+            expr = stack.pop()
+            if expr not in need and expr not in texts:
+                need.add(expr)
+                stack.extend(expr.args if expr.op != "reduce" else ())
+        return [expr for expr in self.order if expr in need]
+
+    # Reductions within a block
+
+    def accumulate(self, name: str, rule: Reduction, text: str) -> None:
+        """One element more."""
+        self.put(f"{name} = {rule.step(name, text, CUDA_COMBINING)}")
+
+    def share(self, rules: Iterable[Reduction]) -> None:
+        """Shared memory for reductions, one place for each warp."""
+        for dtype in dict.fromkeys(self._shuffled(rule) for rule in rules):
+            self.put(f"shared_{dtype} = cuda.shared.array({self.warp}, np.{dtype})")
+
+    def _shuffled(self, rule: Reduction) -> str:
+        """The dtype in which an accumulator goes from thread to thread: of 32 or 64 bits."""
+        dtype = self.accumulator(rule)
+        return dtype if dtype in ("float32", "float64", "int32", "int64", "uint32", "uint64") else "int32"
+
+    def block_reduce(self, name: str, rule: Reduction) -> None:
+        """Make `name`, which each thread has its own of, the block's: first within each warp, then of all warps."""
+        dtype = self._shuffled(rule)
+        self.put(f"{name} = np.{dtype}({name})")
+        self._warp_reduce(name, rule, dtype)
+        with self.block(f"if tid % {self.warp} == 0:"):
+            self.put(f"shared_{dtype}[tid // {self.warp}] = {name}")
+        self.put("cuda.syncthreads()")
+        self.put(f"{name} = np.{dtype}({self.start(rule)})")
+        with self.block(f"if tid % {self.warp} * {self.warp} < threads:"):
+            self.put(f"{name} = shared_{dtype}[tid % {self.warp}]")
+        self._warp_reduce(name, rule, dtype)
+        self.put("cuda.syncthreads()")  # before another reduction writes there
+        self.put(f"{name} = cuda.shfl_sync(0xffffffff, {name}, 0)")
+
+    def _warp_reduce(self, name: str, rule: Reduction, dtype: str) -> None:
+        distance = self.warp // 2
+        while distance:
+            self.put(f"other = cuda.shfl_down_sync(0xffffffff, {name}, {distance})")
+            self.put(f"{name} = np.{dtype}({rule.merged(name, 'other', CUDA_COMBINING)})")
+            distance //= 2
+
+    # The first kernel
+
+    def first(self) -> str:
+        """What computes elements and rows, and leaves partial results."""
+        lines = self._function()
+        texts: dict[Expr, str] = {}
+        numbers = [(expr, name, rule) for expr, (name, rule, row) in self.totals.items() if not row]
+        inside = [REDUCTIONS[reduction(expr)[0]] for expr in self.sums if self.region[expr] != "after"]
+        self.share([*inside, *(rule for _, _, rule in numbers)])
+        self.put("chunk = np.int64(cuda.blockIdx.x)")
+        self.put("group = chunk // chunks")
+        self.put("wide = np.int64(threads) * cuda.gridDim.y")
+        self.put("left = np.int64(cuda.blockIdx.y) * threads + tid")
+        self.region_before(texts)
+        for _, name, rule in numbers:
+            self.put(f"{name}_acc = {self.start(rule)}")
+        getattr(self, f"_by_{self.way}")(texts)
+        for _, name, rule in numbers:
+            self.block_reduce(f"{name}_acc", rule)
+            with self.block("if tid == 0:"):
+                self.put(f"{name}[chunk * cuda.gridDim.y + cuda.blockIdx.y] = {name}_acc")
+        return "\n".join(lines) + "\n"
+
+    def region_before(self, texts: dict[Expr, str]) -> None:
+        """Numbers that depend on no row; along J only what is reduced, since the rest is computed where it is read."""
+        self._passes("before", texts, "", (), [])
+
+    def _stores(self, region: str, kinds: str) -> list[tuple[Expr, Slot]]:
+        return [(expr, slot) for expr, slot in self.outputs if slot.kind in kinds and region == _where(slot)]
+
+    def _chunk_bounds(self) -> None:
+        self.put("step = (rows + chunks - 1) // chunks")
+        self.put("begin = group * rows + chunk % chunks * step")
+        self.put("end = min(begin + step, (group + 1) * rows)")
+
+    def _by_elements(self, texts: dict[Expr, str]) -> None:
+        roots = [expr for expr, slot in self.outputs if slot.kind == "v"] + [expr.args[0] for expr in self.totals]
+        if not roots:
+            return
+        self.put("own = chunk % chunks * wide + left")
+        with self.walk("e", "group * rows * n + own", "(group + 1) * rows * n", "chunks * wide"):
+            own = dict(texts)
+            needed = self.needed(roots, own)
+            self.reads("vrc", own, needed, v="e", r="e % n", c="e // n")
+            self.compute(needed, own)
+            for expr, (name, rule, _) in self.totals.items():
+                self.accumulate(f"{name}_acc", rule, own[expr.args[0]])
+            for expr, slot in self._stores("row", "v"):
+                self.put(f"{slot.name}[e] = {own[expr]}")
+
+    def _by_columns(self, texts: dict[Expr, str]) -> None:
+        self._chunk_bounds()
+        rows = {expr: (f"{name}_row", rule) for expr, (name, rule, row) in self.totals.items() if row}
+        with self.walk("j", "left", "n", "wide"):
+            outer = dict(texts)
+            roots = [expr for expr, slot in self.outputs if slot.kind == "v"] + [expr.args[0] for expr in self.totals]
+            needed = self.needed(roots, outer)
+            self.reads("r", outer, needed, r="j")
+            self.compute([expr for expr in needed if self.axes[expr] == "J"], outer)
+            for name, rule in rows.values():
+                self.put(f"{name} = {self.start(rule)}")
+            with self.walk("i", "begin", "end", "1"):
+                own = dict(outer)
+                self.reads("vc", own, needed, v="i * n + j", c="i")
+                self.compute(needed, own)
+                for expr, (name, rule, row) in self.totals.items():
+                    self.accumulate(f"{name}_row" if row else f"{name}_acc", rule, own[expr.args[0]])
+                for expr, slot in self._stores("row", "v"):
+                    self.put(f"{slot.name}[i * n + j] = {own[expr]}")
+            for expr, (name, _) in rows.items():
+                self.put(f"{self.totals[expr][0]}[chunk * n + j] = {name}")
+
+    def _by_rows(self, texts: dict[Expr, str]) -> None:
+        self._chunk_bounds()
+        for name, rule, row in self.totals.values():
+            if row:
+                with self.walk("j", "tid", "n", "threads"):
+                    self.put(f"{name}[chunk * n + j] = {self.start(rule)}")
+        with self.walk("i", "begin", "end", "1"):
+            own = dict(texts)
+            self.reads("c", own, self.order, c="i")
+            self._passes("row", own, "i * n + j", self._stores("row", "vc"), list(self.totals))
+
+    def _passes(
+        self,
+        region: str,
+        texts: dict[Expr, str],
+        at: str,
+        stores: Sequence[tuple[Expr, Slot]],
+        totals: Sequence[Expr],
+    ) -> None:
+        """A region's numbers and walks along J; `at` is where a whole array has the element."""
+        for depth in range(self.walks):
+            here = [expr for expr in self.order if self.region[expr] == region and self.depth[expr] == depth]
+            self.compute([expr for expr in here if "J" not in self.axes[expr] and expr.op != "reduce"], texts)
+            own = [
+                (expr, slot)
+                for expr, slot in stores
+                if (self.depth[expr] if self.region[expr] == region else 0) == depth
+            ]
+            adds = [
+                expr
+                for expr in totals
+                if (self.depth[expr.args[0]] if self.region[expr.args[0]] == region else 0) == depth
+            ]
+            sums = [e for e in self.sums if self.region[e] == region and self.depth[e] == depth + 1]
+            with_lock = [expr for expr in adds if "J" not in self.axes[expr.args[0]]]
+            numbers = [(expr, slot) for expr, slot in own if slot.kind in "cs"]
+            if with_lock or numbers:
+                self.compute(self.needed([*(e.args[0] for e in with_lock), *(e for e, _ in numbers)], texts), texts)
+                with self.block("if tid == 0:"):
+                    for expr in with_lock:
+                        name, rule, _ = self.totals[expr]
+                        self.accumulate(f"{name}_acc", rule, texts[expr.args[0]])
+                    for expr, slot in numbers:
+                        self.put(f"{slot.name}[{'i' if slot.kind == 'c' else 'group'}] = {texts[expr]}")
+            self._walk_row(
+                texts,
+                at,
+                [(expr, slot) for expr, slot in own if slot.kind in "vr"],
+                [expr for expr in adds if expr not in with_lock],
+                sums,
+            )
+
+    def _walk_row(
+        self,
+        texts: dict[Expr, str],
+        at: str,
+        stores: Sequence[tuple[Expr, Slot]],
+        adds: Sequence[Expr],
+        sums: Sequence[Expr],
+    ) -> None:
+        """One walk along J of a block's threads."""
+        if not (stores or adds or sums):
+            return
+        rules = {expr: REDUCTIONS[reduction(expr)[0]] for expr in sums}
+        for expr, rule in rules.items():
+            self.put(f"{self.sums[expr]} = {self.start(rule)}")
+        with self.walk("j", "tid", "n", "threads"):
+            own = dict(texts)
+            needed = self.needed([*(e for e, _ in stores), *(e.args[0] for e in (*adds, *sums))], own)
+            self.reads("vr", own, needed, v=at, r="j")
+            self._totals_at_column([expr for expr in needed if expr in self.totals], own)
+            self.compute(self.needed([*(e for e, _ in stores), *(e.args[0] for e in (*adds, *sums))], own), own)
+            for expr, rule in rules.items():
+                self.accumulate(self.sums[expr], rule, own[expr.args[0]])
+            for expr in adds:
+                name, rule, row = self.totals[expr]
+                self.accumulate(f"{name}[chunk * n + j]" if row else f"{name}_acc", rule, own[expr.args[0]])
+            for expr, slot in stores:
+                self.put(f"{slot.name}[{at if slot.kind == 'v' else 'group * n + j'}] = {own[expr]}")
+        for expr, rule in rules.items():
+            name = self.sums[expr]
+            self.block_reduce(name, rule)
+            self.put(f"{name} = T({rule.finish.format(acc=name, count='n')})")
+            texts[expr] = name
+
+    # The second kernel
+
+    def last(self) -> str | None:
+        """What combines partial results, and computes what depends on them."""
+        stores = self._stores("after", "rs")
+        if not stores:
+            return None
+        lines = self._function()
+        self.share(
+            [
+                *(rule for _, rule, row in self.totals.values() if not row),
+                *(REDUCTIONS[reduction(expr)[0]] for expr in self.sums if self.region[expr] != "row"),
+            ]
+        )
+        self.put("group = np.int64(cuda.blockIdx.x)")
+        texts: dict[Expr, str] = {}
+        self.region_before(texts)
+        for expr, (name, rule, row) in self.totals.items():
+            if not row:
+                self.put(f"{name}_acc = {self.start(rule)}")
+                self.put(f"per = {name}.size // groups")
+                with self.walk("k", "np.int64(tid)", "per", "threads"):
+                    self.put(f"{name}_acc = {rule.merged(f'{name}_acc', f'{name}[group * per + k]', CUDA_COMBINING)}")
+                self.block_reduce(f"{name}_acc", rule)
+                self.put(f"{name}_end = T({rule.finish.format(acc=f'{name}_acc', count=self._elements(expr))})")
+                texts[expr] = f"{name}_end"
+        self._passes("after", texts, "", stores, [])
+        return "\n".join(lines) + "\n"
+
+    def _elements(self, expr: Expr) -> str:
+        """How many elements a reduction over I or IJ takes in."""
+        return "rows" if reduction(expr)[1] == "I" else "rows * n"
+
+    def _totals_at_column(self, exprs: Iterable[Expr], texts: dict[Expr, str]) -> None:
+        """The whole of what chunks have left at one column, in their order."""
+        for expr in exprs:
+            name, rule, _ = self.totals[expr]
+            self.put(f"{name}_col = {self.start(rule)}")
+            with self.walk("k", "group * chunks", "(group + 1) * chunks", "1"):
+                self.put(f"{name}_col = {rule.merged(f'{name}_col', f'{name}[k * n + j]', CUDA_COMBINING)}")
+            self.put(f"{name}_fin = T({rule.finish.format(acc=f'{name}_col', count=self._elements(expr))})")
+            texts[expr] = f"{name}_fin"
+
+
+def _where(slot: Slot) -> str:
+    return "row" if "I" in AXES[slot.kind] else "after"
