@@ -28,6 +28,7 @@ LAYERS = [
     ["kernels.compiler"],
     ["kernels.emit", "kernels.cpu", "kernels.buffers"],
     ["kernels.passes", "kernels.workers"],
+    ["kernels.text"],
     ["kernels.nest", "kernels.grid"],
     ["kernels.cuda"],
     ["shortage", "pool", "hooks"],

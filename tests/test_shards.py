@@ -1,6 +1,7 @@
 """Collections in pieces: they have what a dict or a set would have, and are whole after an exception anywhere."""
 
 import random
+import sys
 
 import pytest
 from hypothesis import given
@@ -49,6 +50,18 @@ def test_pieces_are_small_and_go_when_they_are_empty():
     assert [len(piece) for piece in made.pieces.values()] == [1]
     made.discard(numbers[-1])
     assert not made.pieces
+
+
+def test_a_piece_that_shrinks_gives_memory_back():
+    made = Shards()
+    for number in range(PIECE):
+        made.add(number, number)
+    for left in (256, 16, 1):
+        for number in range(len(made) - 1, left - 1, -1):
+            made.discard(number)
+        (piece,) = made.pieces.values()
+        assert sys.getsizeof(piece) < 300 + 100 * left
+        assert list(made) == list(range(left))
 
 
 def test_an_empty_piece_is_nothing():

@@ -17,6 +17,9 @@ PIECE = 1 << BITS
 MANY = 256
 """Entries that a set may have."""
 
+_SHRUNK = {1, 16, 256}
+"""Sizes at which a piece that shrinks is copied: a dict never gives memory back by itself."""
+
 _NONE: Mapping[int, object] = {}
 
 
@@ -53,6 +56,8 @@ class Shards(Generic[T]):
             return False
         if len(piece) > 1:
             del piece[number]
+            if len(piece) in _SHRUNK:
+                pieces[key] = piece.copy()
         else:
             del pieces[key]
         return True

@@ -386,3 +386,22 @@ def test_pass_of_a_finaliser_that_consumes_a_node_which_is_being_entered(deferre
     deferred.sweep()
     assert entered(deferred) == [1]
     assert stats(deferred).consumed == 1
+
+
+def test_hooks_of_a_node_that_never_enters_die_without_the_lock(deferred, lock):
+    class Hook:
+        def __call__(self, ct):
+            return ct
+
+        def __del__(self):
+            owned.append(lock._is_owned())
+
+    owned = []
+    x = variable(deferred, 2.0)
+    y = x * x
+    add_hook(y, Hook())
+    run_backward(y)
+    del y
+    deferred.settle()
+    deferred.sweep()
+    assert owned == [False]

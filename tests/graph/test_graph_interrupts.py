@@ -257,3 +257,21 @@ def test_gradient_is_set_after_what_was_decided_before(late):
     assert x._grad == 7.0
     assert late.decided is None
     del x
+
+
+def test_counts_are_taken_again_where_a_finaliser_ran_a_pass_between_them(late, monkeypatch):
+    x = variable(late, 2.0)
+    y = x * x
+    late.busy = True  # a batch that did not end, so that the counts are taken anew
+    snapshot = late.snapshot
+
+    def finalised():
+        monkeypatch.setattr(late, "snapshot", snapshot)
+        run_backward(y)
+        return snapshot()
+
+    monkeypatch.setattr(late, "snapshot", finalised)
+    late.settle()
+    found = stats(late)
+    assert (found.registered, found.nodes, found.consumed, found.swept) == (2, 1, 1, 0)
+    assert x._grad == 4.0

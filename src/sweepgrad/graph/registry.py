@@ -141,7 +141,7 @@ class Registry:
     def _enter(self, births: int, steps: int) -> tuple[int, int]:
         """Enter up to `steps` of the first `births` born nodes; what is left of both. The lock is held."""
         born, nodes = self.born, self.nodes
-        self.peak = max(self.peak, len(nodes) + len(born))
+        self.peak = max(self.peak, self.registered - self.consumed - self.swept + len(self.retiring) + len(born))
         births = min(births, len(born))
         while births > 0 and steps > 0:
             births -= 1

@@ -160,14 +160,17 @@ class NodeInfo:
 
 def tally(registry: "Registry") -> dict[str, int]:
     """The registry's counts that follow from its nodes and its other counts, by name."""
-    consumed, retiring = registry.consumed, set(registry.retiring.copy())
-    nodes = registry.snapshot()
-    kept = len(nodes) - sum(node.id in registry.nodes for node in retiring)
+    consumed = -1
+    while consumed != registry.consumed:  # else a finaliser has run a backward pass in between
+        consumed, retiring = registry.consumed, set(registry.retiring.copy())
+        nodes = registry.snapshot()
+        kept = len(nodes) - sum(node.id in registry.nodes for node in retiring)
+        swept = registered(registry) - consumed - kept
     return {
         "variables": sum(node.rule is VARIABLE for node in nodes),
         "with_children": sum(node.children is not None and node.children is not REMOVED for node in nodes),
         "saved_bytes": sum(node.nbytes for node in nodes),
-        "swept": registered(registry) - consumed - kept,
+        "swept": swept,
     }
 
 
@@ -222,8 +225,9 @@ def stats(registry: "Registry") -> GraphStats:
     idle = pool_bytes()  # outside the lock: it takes the pool's
     registry.settle()
     with registry.lock:
+        within, registry.busy = registry.busy, True  # so that no finaliser sweeps meanwhile
         nodes = len(registry.nodes)
-        return GraphStats(
+        found = GraphStats(
             nodes=nodes,
             variables=registry.variables,
             childless=nodes - registry.with_children,
@@ -245,6 +249,8 @@ def stats(registry: "Registry") -> GraphStats:
             },
             pool_bytes=idle,
         )
+        registry.busy = within
+    return found
 
 
 def node_infos(registry: "Registry") -> list[NodeInfo]:

@@ -70,7 +70,7 @@ class Launcher:
         given = list(outs) or [cuda.device_array(lengths[kind], dtype) for kind, dtype in self.grid.outputs]
         if not any(lengths[kind] for kind, _ in self.grid.outputs):
             return given
-        chunks, tiles, threads = _shape(self.grid.way, *sizes)
+        chunks, tiles, threads = _shape(self.grid.way, any(row for _, row in self.grid.partials), *sizes)
         partials = [
             cuda.device_array(groups * chunks * (n if row else tiles), dtype) for dtype, row in self.grid.partials
         ]
@@ -80,18 +80,15 @@ class Launcher:
         first, last = self._kernels = self._kernels or self._compiled()
         first[(groups * chunks, tiles), threads](*arguments)
         if last is not None:
-            last[groups, _threads(max(n, chunks * tiles))](*arguments)
+            threads = _threads(max(n, chunks * tiles))
+            last[(groups, _between(-(-n // threads), _MOST_TILES) if self.grid.tiled else 1), threads](*arguments)
         return given
 
     def _compiled(self) -> tuple[Any, Any]:
         jit: Any = cuda.jit
-        first, last = (source and jit(function_of(source, self.dtype)) for source in sources(self.grid))
+        texts = (self.grid.first, self.grid.last)
+        first, last = (text and jit(function_of(text, self.dtype)) for text in texts)
         return first, last
-
-
-def sources(made: Grid) -> tuple[str, str | None]:
-    """The texts of a nest's two kernels; None for the second if there is none."""
-    return made.first, made.last
 
 
 def function_of(source: str, dtype: str) -> Any:
@@ -114,7 +111,7 @@ def ptx(made: Grid, dtype: str, capability: tuple[int, int]) -> list[str]:
     compile_ptx: Any = cuda.compile_ptx  # type: ignore[attr-defined]
     return [
         compile_ptx(function_of(source, dtype), signature_of(made), cc=capability)[0]
-        for source in sources(made)
+        for source in (made.first, made.last)
         if source is not None
     ]
 
@@ -128,15 +125,17 @@ def _array(dtype: str) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _shape(way: str, groups: int, rows: int, n: int) -> tuple[int, int, int]:
+def _shape(way: str, leaves_rows: bool, groups: int, rows: int, n: int) -> tuple[int, int, int]:
     """Chunks of a group, blocks that share a chunk, and threads of a block."""
+    most = max(1, _MOST_CHUNKS // groups)
     if way == "elements":
-        return _between(-(-rows * n // (_THREADS * _PER_THREAD)), _MOST_CHUNKS), 1, _THREADS
+        return _between(-(-rows * n // (_THREADS * _PER_THREAD)), most), 1, _THREADS
     if way == "columns":
         threads = _threads(min(n, _THREADS))
         tiles = _between(-(-n // threads), _MOST_TILES)
-        return _between(-(-rows // _ROWS), max(1, _MOST_CHUNKS // tiles)), tiles, threads
-    return _between(rows, _MOST_CHUNKS), 1, _threads(-(-n // 4))
+        return _between(-(-rows // _ROWS), max(1, most // tiles)), tiles, threads
+    threads = _threads(-(-n // 4))
+    return _between(-(-rows // _ROWS) if leaves_rows else rows, most * (_THREADS // threads)), 1, threads
 
 
 def _threads(wanted: int) -> int:

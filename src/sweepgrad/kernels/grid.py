@@ -21,10 +21,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from sweepgrad.kernels.emit import Slot, literal
+from sweepgrad.kernels.emit import Slot
 from sweepgrad.kernels.expr import Expr, reduction, symbol
-from sweepgrad.kernels.passes import AXES, Regions
+from sweepgrad.kernels.passes import AXES
 from sweepgrad.kernels.scalars import CUDA, CUDA_COMBINING, CUDA_INTEGER, REDUCTIONS, Reduction
+from sweepgrad.kernels.text import Text
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Grid:
     first: str
     last: str | None
     """The kernel that combines partial results; None if there is nothing to do after the first."""
+    tiled: bool
+    """Whether several blocks of it may share a row."""
     inputs: tuple[tuple[str, str], ...]
     """Kind and dtype of each."""
     partials: tuple[tuple[str, bool], ...]
@@ -57,13 +60,14 @@ def grid(outputs: Sequence[tuple[Expr, Slot]], inputs: Sequence[Slot], dtype: st
         writer.way,
         writer.first(),
         writer.last(),
+        not any(writer.region[expr] != "row" for expr in writer.sums),
         tuple((slot.kind, slot.dtype) for slot in inputs),
         tuple((writer.accumulator(rule), row) for _, rule, row in writer.totals.values()),
         tuple((slot.kind, slot.dtype) for _, slot in outputs),
     )
 
 
-class _Writer(Regions):
+class _Writer(Text):
     def __init__(self, outputs: Sequence[tuple[Expr, Slot]], inputs: Sequence[Slot], dtype: str, warp: int) -> None:
         super().__init__(outputs, inputs, dtype)
         self.warp = warp
@@ -78,6 +82,7 @@ class _Writer(Regions):
                 else:
                     row = "J" in self.axes[expr]
                     self.totals[expr] = (f"p{len(self.totals)}", REDUCTIONS[kind], row)
+        assert not any(slot.kind != "v" and symbol(slot.name) in self.axes for _, slot in outputs), "only v is added to"
         self.way = self._way()
 
     def _way(self) -> str:
@@ -93,18 +98,6 @@ class _Writer(Regions):
 
     # Text
 
-    def put(self, line: str) -> None:
-        """Add one line."""
-        self.lines.append("    " * self.indent + line)
-
-    @contextmanager
-    def block(self, line: str) -> Iterator[None]:
-        """Add one line, and indent those that are added within."""
-        self.put(line)
-        self.indent += 1
-        yield
-        self.indent -= 1
-
     @contextmanager
     def walk(self, index: str, first: str, end: str, step: str) -> Iterator[None]:
         """A loop whose index is as wide as its bounds."""
@@ -113,33 +106,14 @@ class _Writer(Regions):
             yield
             self.put(f"{index} += {step}")
 
-    def _function(self) -> list[str]:
+    def _function(self) -> None:
         """Begin a new function; the text up to its body."""
-        self.lines: list[str] = []
-        self.indent = 0
-        self.count = 0
+        self.begin()
         names = [slot.name for slot in self.inputs] + ["groups", "rows", "n", "chunks"]
         names += [name for name, _, _ in self.totals.values()] + [slot.name for _, slot in self.outputs]
         self.put(f"def kernel({', '.join(names)}):")
         self.indent = 1
         self.put("tid, threads = cuda.threadIdx.x, cuda.blockDim.x")
-        return self.lines
-
-    def compute(self, exprs: Iterable[Expr], texts: dict[Expr, str]) -> None:
-        """Statements for those of `exprs`, in topological order, that have no text yet."""
-        for expr in exprs:
-            if expr in texts:
-                continue
-            if expr.op == "const":
-                texts[expr] = literal(expr.value)  # type: ignore[arg-type]
-            elif expr.op == "symbol":
-                slot = self.slots.get(str(expr.value))
-                texts[expr] = str(expr.value) if slot is None else self.read(slot, slot.name)
-            else:
-                assert expr.op != "reduce", f"{expr} is needed before it is there"
-                texts[expr] = f"t{self.count}"
-                self.put(f"t{self.count} = {self.templates[expr.op].format(*(texts[arg] for arg in expr.args))}")
-                self.count += 1
 
     def reads(self, kinds: str, texts: dict[Expr, str], exprs: Iterable[Expr], **index: str) -> None:
         """Read the elements of inputs, and of outputs that expressions read, that `exprs` need."""
@@ -168,49 +142,49 @@ class _Writer(Regions):
 
     def share(self, rules: Iterable[Reduction]) -> None:
         """Shared memory for reductions, one place for each warp."""
-        for dtype in dict.fromkeys(self._shuffled(rule) for rule in rules):
+        for dtype in dict.fromkeys(map(self.accumulator, rules)):
             self.put(f"shared_{dtype} = cuda.shared.array({self.warp}, np.{dtype})")
-
-    def _shuffled(self, rule: Reduction) -> str:
-        """The dtype in which an accumulator goes from thread to thread: of 32 or 64 bits."""
-        dtype = self.accumulator(rule)
-        return dtype if dtype in ("float32", "float64", "int32", "int64", "uint32", "uint64") else "int32"
 
     def block_reduce(self, name: str, rule: Reduction) -> None:
         """Make `name`, which each thread has its own of, the block's: first within each warp, then of all warps."""
-        dtype = self._shuffled(rule)
+        dtype = self.accumulator(rule)
         self.put(f"{name} = np.{dtype}({name})")
-        self._warp_reduce(name, rule, dtype)
+        self._warp_reduce(name, rule)
         with self.block(f"if tid % {self.warp} == 0:"):
             self.put(f"shared_{dtype}[tid // {self.warp}] = {name}")
         self.put("cuda.syncthreads()")
         self.put(f"{name} = np.{dtype}({self.start(rule)})")
         with self.block(f"if tid % {self.warp} * {self.warp} < threads:"):
             self.put(f"{name} = shared_{dtype}[tid % {self.warp}]")
-        self._warp_reduce(name, rule, dtype)
+        self._warp_reduce(name, rule)
         self.put("cuda.syncthreads()")  # before another reduction writes there
-        self.put(f"{name} = cuda.shfl_sync(0xffffffff, {name}, 0)")
+        self.put(f"{name} = {self._shuffled('shfl_sync', name, rule, 0)}")
 
-    def _warp_reduce(self, name: str, rule: Reduction, dtype: str) -> None:
+    def _warp_reduce(self, name: str, rule: Reduction) -> None:
         distance = self.warp // 2
         while distance:
-            self.put(f"other = cuda.shfl_down_sync(0xffffffff, {name}, {distance})")
-            self.put(f"{name} = np.{dtype}({rule.merged(name, 'other', CUDA_COMBINING)})")
+            self.put(f"other = {self._shuffled('shfl_down_sync', name, rule, distance)}")
+            self.put(f"{name} = np.{self.accumulator(rule)}({rule.merged(name, 'other', CUDA_COMBINING)})")
             distance //= 2
+
+    def _shuffled(self, shuffle: str, name: str, rule: Reduction, lane: int) -> str:
+        """Another thread's `name`, which has to travel as a float or as a whole number with a sign."""
+        dtype = self.accumulator(rule)
+        carrier = dtype if dtype.startswith("float") else "int64" if dtype.endswith("64") else "int32"
+        return f"np.{dtype}(cuda.{shuffle}(0xffffffff, np.{carrier}({name}), {lane}))"
 
     # The first kernel
 
     def first(self) -> str:
         """What computes elements and rows, and leaves partial results."""
-        lines = self._function()
+        self._function()
         texts: dict[Expr, str] = {}
         numbers = [(expr, name, rule) for expr, (name, rule, row) in self.totals.items() if not row]
         inside = [REDUCTIONS[reduction(expr)[0]] for expr in self.sums if self.region[expr] != "after"]
         self.share([*inside, *(rule for _, _, rule in numbers)])
         self.put("chunk = np.int64(cuda.blockIdx.x)")
         self.put("group = chunk // chunks")
-        self.put("wide = np.int64(threads) * cuda.gridDim.y")
-        self.put("left = np.int64(cuda.blockIdx.y) * threads + tid")
+        self._place()
         self.region_before(texts)
         for _, name, rule in numbers:
             self.put(f"{name}_acc = {self.start(rule)}")
@@ -219,7 +193,12 @@ class _Writer(Regions):
             self.block_reduce(f"{name}_acc", rule)
             with self.block("if tid == 0:"):
                 self.put(f"{name}[chunk * cuda.gridDim.y + cuda.blockIdx.y] = {name}_acc")
-        return "\n".join(lines) + "\n"
+        return self.written()
+
+    def _place(self) -> None:
+        """Which columns, or elements, a thread takes of those that blocks along y share."""
+        self.put("wide = np.int64(threads) * cuda.gridDim.y")
+        self.put("left = np.int64(cuda.blockIdx.y) * threads + tid")
 
     def region_before(self, texts: dict[Expr, str]) -> None:
         """Numbers that depend on no row; along J only what is reduced, since the rest is computed where it is read."""
@@ -242,7 +221,7 @@ class _Writer(Regions):
             own = dict(texts)
             needed = self.needed(roots, own)
             self.reads("vrc", own, needed, v="e", r="e % n", c="e // n")
-            self.compute(needed, own)
+            self.compute(needed, own, self.templates)
             for expr, (name, rule, _) in self.totals.items():
                 self.accumulate(f"{name}_acc", rule, own[expr.args[0]])
             for expr, slot in self._stores("row", "v"):
@@ -256,13 +235,13 @@ class _Writer(Regions):
             roots = [expr for expr, slot in self.outputs if slot.kind == "v"] + [expr.args[0] for expr in self.totals]
             needed = self.needed(roots, outer)
             self.reads("r", outer, needed, r="j")
-            self.compute([expr for expr in needed if self.axes[expr] == "J"], outer)
+            self.compute([expr for expr in needed if self.axes[expr] == "J"], outer, self.templates)
             for name, rule in rows.values():
                 self.put(f"{name} = {self.start(rule)}")
             with self.walk("i", "begin", "end", "1"):
                 own = dict(outer)
                 self.reads("vc", own, needed, v="i * n + j", c="i")
-                self.compute(needed, own)
+                self.compute(needed, own, self.templates)
                 for expr, (name, rule, row) in self.totals.items():
                     self.accumulate(f"{name}_row" if row else f"{name}_acc", rule, own[expr.args[0]])
                 for expr, slot in self._stores("row", "v"):
@@ -290,37 +269,42 @@ class _Writer(Regions):
         totals: Sequence[Expr],
     ) -> None:
         """A region's numbers and walks along J; `at` is where a whole array has the element."""
+
+        def due(expr: Expr) -> int:
+            return self.depth[expr] if self.region[expr] == region else 0
+
         for depth in range(self.walks):
             here = [expr for expr in self.order if self.region[expr] == region and self.depth[expr] == depth]
-            self.compute([expr for expr in here if "J" not in self.axes[expr] and expr.op != "reduce"], texts)
-            own = [
-                (expr, slot)
-                for expr, slot in stores
-                if (self.depth[expr] if self.region[expr] == region else 0) == depth
-            ]
-            adds = [
-                expr
-                for expr in totals
-                if (self.depth[expr.args[0]] if self.region[expr.args[0]] == region else 0) == depth
-            ]
-            sums = [e for e in self.sums if self.region[e] == region and self.depth[e] == depth + 1]
-            with_lock = [expr for expr in adds if "J" not in self.axes[expr.args[0]]]
-            numbers = [(expr, slot) for expr, slot in own if slot.kind in "cs"]
-            if with_lock or numbers:
-                self.compute(self.needed([*(e.args[0] for e in with_lock), *(e for e, _ in numbers)], texts), texts)
-                with self.block("if tid == 0:"):
-                    for expr in with_lock:
-                        name, rule, _ = self.totals[expr]
-                        self.accumulate(f"{name}_acc", rule, texts[expr.args[0]])
-                    for expr, slot in numbers:
-                        self.put(f"{slot.name}[{'i' if slot.kind == 'c' else 'group'}] = {texts[expr]}")
+            numbers = [expr for expr in here if "J" not in self.axes[expr] and expr.op != "reduce"]
+            self.compute(numbers, texts, self.templates)
+            own = [(expr, slot) for expr, slot in stores if due(expr) == depth]
+            adds = [expr for expr in totals if due(expr.args[0]) == depth]
+            sums = [expr for expr in self.sums if self.region[expr] == region and self.depth[expr] == depth + 1]
+            self._once(
+                texts,
+                [(expr, slot) for expr, slot in own if slot.kind in "cs"],
+                [expr for expr in adds if "J" not in self.axes[expr.args[0]]],
+            )
             self._walk_row(
                 texts,
                 at,
                 [(expr, slot) for expr, slot in own if slot.kind in "vr"],
-                [expr for expr in adds if expr not in with_lock],
+                [expr for expr in adds if "J" in self.axes[expr.args[0]]],
                 sums,
             )
+
+    def _once(self, texts: dict[Expr, str], stores: Sequence[tuple[Expr, Slot]], adds: Sequence[Expr]) -> None:
+        """What one thread does with numbers of the whole row."""
+        if not (stores or adds):
+            return
+        needed = self.needed([*(expr for expr, _ in stores), *(expr.args[0] for expr in adds)], texts)
+        self.compute(needed, texts, self.templates)
+        with self.block("if left == 0:"):
+            for expr in adds:
+                name, rule, _ = self.totals[expr]
+                self.accumulate(f"{name}_acc", rule, texts[expr.args[0]])
+            for expr, slot in stores:
+                self.put(f"{slot.name}[{'i' if slot.kind == 'c' else 'group'}] = {texts[expr]}")
 
     def _walk_row(
         self,
@@ -336,12 +320,13 @@ class _Writer(Regions):
         rules = {expr: REDUCTIONS[reduction(expr)[0]] for expr in sums}
         for expr, rule in rules.items():
             self.put(f"{self.sums[expr]} = {self.start(rule)}")
-        with self.walk("j", "tid", "n", "threads"):
+        with self.walk("j", "left", "n", "wide"):
             own = dict(texts)
-            needed = self.needed([*(e for e, _ in stores), *(e.args[0] for e in (*adds, *sums))], own)
+            roots = [*(expr for expr, _ in stores), *(expr.args[0] for expr in (*adds, *sums))]
+            needed = self.needed(roots, own)
             self.reads("vr", own, needed, v=at, r="j")
             self._totals_at_column([expr for expr in needed if expr in self.totals], own)
-            self.compute(self.needed([*(e for e, _ in stores), *(e.args[0] for e in (*adds, *sums))], own), own)
+            self.compute(self.needed(roots, own), own, self.templates)
             for expr, rule in rules.items():
                 self.accumulate(self.sums[expr], rule, own[expr.args[0]])
             for expr in adds:
@@ -362,7 +347,7 @@ class _Writer(Regions):
         stores = self._stores("after", "rs")
         if not stores:
             return None
-        lines = self._function()
+        self._function()
         self.share(
             [
                 *(rule for _, rule, row in self.totals.values() if not row),
@@ -370,6 +355,7 @@ class _Writer(Regions):
             ]
         )
         self.put("group = np.int64(cuda.blockIdx.x)")
+        self._place()
         texts: dict[Expr, str] = {}
         self.region_before(texts)
         for expr, (name, rule, row) in self.totals.items():
@@ -382,7 +368,7 @@ class _Writer(Regions):
                 self.put(f"{name}_end = T({rule.finish.format(acc=f'{name}_acc', count=self._elements(expr))})")
                 texts[expr] = f"{name}_end"
         self._passes("after", texts, "", stores, [])
-        return "\n".join(lines) + "\n"
+        return self.written()
 
     def _elements(self, expr: Expr) -> str:
         """How many elements a reduction over I or IJ takes in."""

@@ -17,15 +17,14 @@ pairwise when all are there, so results depend on the number of rows in a chunk,
 Numbers are added up in lanes within at most `BLOCK` elements, these sums one after the other within a row and a chunk.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from sweepgrad.kernels.emit import Slot, beyond, header, limited, literal
+from sweepgrad.kernels.emit import Slot, beyond, header, limited
 from sweepgrad.kernels.expr import Expr, reduction, symbol
 from sweepgrad.kernels.passes import BLOCK, Pass, Passes, Total
 from sweepgrad.kernels.scalars import LIMITED, REDUCTIONS, Reduction
+from sweepgrad.kernels.text import Text
 
 
 @dataclass(frozen=True)
@@ -84,29 +83,12 @@ def nest(
     return Nest(source, tuple(signature), writer.flat, tuple(partials), len(writer.work), len(writer.blocks), dtype)
 
 
-class _Writer(Passes):
+class _Writer(Passes, Text):
     """Writes the text of what `Passes` has put in order."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.lines: list[str] = []
-        self.indent = 0
-        self.count = 0
-
-    def put(self, line: str) -> None:
-        """Add one line."""
-        self.lines.append("    " * self.indent + line)
-
-    @contextmanager
-    def block(self, line: str) -> Iterator[None]:
-        """Add one line, and indent those that are added within."""
-        self.put(line)
-        self.indent += 1
-        yield
-        self.indent -= 1
 
     def write(self) -> str:
         """The whole function."""
+        self.begin()
         names = [slot.name for slot in self.inputs] + ["groups", "rows", "n"]
         names += ["step", "task"] if self.chunked else []
         memory = [*self.work.values(), *sorted(self.blocks)]
@@ -130,7 +112,7 @@ class _Writer(Passes):
                     self._end(texts)
             else:
                 self._rows("0", "groups * rows", texts)
-        return "\n".join(self.lines) + "\n"
+        return self.written()
 
     def _ends(self) -> bool:
         """Whether there is anything to do after all rows of a group."""
@@ -211,7 +193,7 @@ class _Writer(Passes):
                 self._slices(one, inner, copies[-1], f"(i + {k}) * n", "0", tail=str(k))
             with self.block("for j in range(m):"):
                 for texts in copies:
-                    self._compute([expr for expr in ordered if expr not in texts], texts, self.templates)
+                    self.compute([expr for expr in ordered if expr not in texts], texts, self.templates)
                 for total in one.totals:
                     step = f"{total.name}_[j]"
                     for texts in copies:
@@ -254,37 +236,19 @@ class _Writer(Passes):
     def _region(self, region: str, texts: dict[Expr, str], start: str) -> None:
         """All of a region's statements: in turn numbers that do not depend on J, and walks along J."""
         for depth, one in enumerate(self.passes[region]):
-            self._compute(
+            self.compute(
                 [
                     expr
                     for expr in self.order
                     if self.region[expr] == region and "J" not in self.axes[expr] and self.depth[expr] == depth
                 ],
                 texts,
+                self.everywhere,
             )
             if region == "row":
                 self._at_row(depth, texts)
             if one.roots():
                 self._walk(one, texts, start)
-
-    def _compute(self, exprs: Iterable[Expr], texts: dict[Expr, str], templates: dict[str, str] | None = None) -> None:
-        """Statements for those of `exprs`, in topological order, that have no text yet; all that they need has one."""
-        for expr in exprs:
-            if expr in texts:
-                continue
-            if expr.op == "const":
-                texts[expr] = literal(expr.value)  # type: ignore[arg-type]
-            elif expr.op == "symbol":
-                slot = self.slots.get(str(expr.value))
-                texts[expr] = str(expr.value) if slot is None else self.read(slot, slot.name)
-            else:
-                assert expr.op != "reduce", f"{expr} is needed before it is there"
-                name = f"t{self.count}"
-                self.count += 1
-                self.put(
-                    f"{name} = {(templates or self.everywhere)[expr.op].format(*(texts[arg] for arg in expr.args))}"
-                )
-                texts[expr] = name
 
     def _at_row(self, depth: int, texts: dict[Expr, str]) -> None:
         for total in self.totals:
@@ -335,7 +299,7 @@ class _Writer(Passes):
             self.put("large = np.int32(0)")
             with self.block("for j in range(m):"):
                 trial = dict(texts)
-                self._compute(self._below(risky, ordered), trial)
+                self.compute(self._below(risky, ordered), trial, self.everywhere)
                 for arg in risky:
                     self.put(beyond(trial[arg]))
             with self.block("if large:"):
@@ -374,7 +338,7 @@ class _Writer(Passes):
         templates: dict[str, str],
     ) -> None:
         with self.block("for j in range(m):"):
-            self._compute(ordered, texts, templates)
+            self.compute(ordered, texts, templates)
             for target, rule, arg in steps:
                 if rule.accumulator != "A" or arg not in one.staged:
                     self.put(f"{target} = {rule.step(target, texts[arg])}")

@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from sweepgrad.kernels.emit import Slot
 from sweepgrad.kernels.expr import Expr, reduction, topological
 from sweepgrad.kernels.scalars import CHEAP, CPU, CPU_BEYOND, CPU_INTEGER, REDUCTIONS, Reduction
@@ -71,11 +73,7 @@ class Regions:
         if rule.start not in bounds:
             return rule.start
         real, whole = bounds[rule.start]
-        return f"T({real if self.dtype.startswith('float') else f'np.iinfo(np.{self.dtype}).{whole}'})"
-
-    def read(self, slot: Slot, text: str) -> str:
-        """An input's element in the nest's own dtype."""
-        return f"T({text})" if slot.dtype != self.dtype and slot.dtype.startswith("float") else text
+        return f"T({real if self.dtype.startswith('float') else getattr(np.iinfo(self.dtype), whole)})"
 
     def _analyse(self, expr: Expr, kinds: dict[str, str]) -> None:
         axes = {axis for arg in expr.args for axis in self.axes[arg]}
