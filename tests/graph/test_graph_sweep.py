@@ -20,6 +20,7 @@ from graph_toys import (
 )
 
 from sweepgrad.errors import GraphConsumedError
+from sweepgrad.graph import registry as registry_module
 from sweepgrad.graph.node import VARIABLE, Node
 from sweepgrad.graph.registry import BATCH, Registry
 from sweepgrad.graph.report import audit, node_infos, stats
@@ -245,6 +246,17 @@ def test_very_many_children_of_a_consumed_node_are_released_in_batches(locked, l
     audit(locked, handles_of(locked))
     with pytest.raises(GraphConsumedError):
         run_backward(children[1])
+
+
+def test_the_daemon_lets_go_of_the_interpreter_after_each_batch(registry, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(registry_module.time, "sleep", pauses.append)
+    x = variable(registry, 1.0)
+    held = [x * x for _ in range(3 * BATCH)]
+    held.clear()
+    assert registry.sweep(trigger="sweeper").nodes == 3 * BATCH
+    assert len(pauses) >= 2
+    assert set(pauses) == {registry_module.PAUSE}
 
 
 # --- limits and reports -----------------------------------------------------------------------------------------------
