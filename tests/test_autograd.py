@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sweepgrad as sg
 from strategies import examples, seeds
-from sweepgrad.tensor import dense
+from sweepgrad.elements import dense
 
 
 @pytest.fixture(autouse=True)

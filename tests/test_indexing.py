@@ -8,8 +8,8 @@ from hypothesis.extra import numpy as hnp
 
 import sweepgrad as sg
 from strategies import examples, laid_out, layouts, seeds
+from sweepgrad.elements import dense
 from sweepgrad.ops.indexing import scatter
-from sweepgrad.tensor import dense
 
 shapes = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=4)
 

@@ -15,8 +15,8 @@ from hypothesis.extra import numpy as hnp
 
 import sweepgrad as sg
 from strategies import LAYOUTS, examples, frozen, laid_out, layouts
+from sweepgrad.elements import dense
 from sweepgrad.ops import plan
-from sweepgrad.tensor import dense
 
 
 def described(value):

@@ -14,6 +14,7 @@ import math as _math
 from sweepgrad import graph, optim, pool
 from sweepgrad._version import __version__
 from sweepgrad.anomaly import detect_anomaly
+from sweepgrad.arrays import devices
 from sweepgrad.config import interval_at_import as _interval_at_import
 from sweepgrad.dtypes import DTYPES as _DTYPES
 from sweepgrad.errors import (
@@ -21,6 +22,7 @@ from sweepgrad.errors import (
     ArgumentError,
     AuditError,
     AxisError,
+    DeviceError,
     DTypeError,
     FuseError,
     GraphConsumedError,
@@ -43,6 +45,7 @@ from sweepgrad.ops.creation import (
     arange,
     asarray,
     eye,
+    from_dlpack,
     full,
     full_like,
     linspace,
@@ -151,6 +154,7 @@ from sweepgrad.ops.shape import (
     roll,
     squeeze,
     stack,
+    to_device,
 )
 from sweepgrad.tensor import Tensor
 from sweepgrad.transforms import grad, value_and_grad
@@ -171,6 +175,7 @@ __all__ = [
     "AuditError",
     "AxisError",
     "DTypeError",
+    "DeviceError",
     "FuseError",
     "GraphConsumedError",
     "HookHandle",
@@ -212,6 +217,7 @@ __all__ = [
     "cos",
     "cosh",
     "detect_anomaly",
+    "devices",
     "divide",
     "e",
     "enable_grad",
@@ -227,6 +233,7 @@ __all__ = [
     "float64",
     "floor",
     "floor_divide",
+    "from_dlpack",
     "full",
     "full_like",
     "fuse",
@@ -310,6 +317,7 @@ __all__ = [
     "tan",
     "tanh",
     "tensordot",
+    "to_device",
     "trunc",
     "uint8",
     "uint16",

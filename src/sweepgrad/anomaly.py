@@ -24,12 +24,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sweepgrad import tensor as _tensor
+from sweepgrad.arrays import host, is_array
 from sweepgrad.dtypes import Array, DType
+from sweepgrad.elements import dense, flat
 from sweepgrad.errors import AnomalyError, is_inside, site
 from sweepgrad.grad_mode import _SetMode
 from sweepgrad.graph.backward import Arithmetic, backward, reachable
 from sweepgrad.graph.node import VARIABLE, Node, Rule
-from sweepgrad.tensor import WATCHERS, Tensor, dense, flat
+from sweepgrad.tensor import WATCHERS, Tensor
 
 
 class _Kind(NamedTuple):
@@ -163,8 +165,8 @@ def watched(rule: Rule, inputs: Sequence[Any], result: Tensor, *, elementwise: b
         return Watched(rule, _state.within.place, _state.within.of or _state.within.name)
     place = site()
     if result._dtype.kind == "f":
-        out = dense(result)
-        values = [dense(value) if isinstance(value, Tensor) else value for value in inputs]
+        out = host(dense(result))
+        values = [host(dense(value)) if isinstance(value, Tensor) else value for value in inputs]
         for kind in _state.kinds:
             bad = np.asarray(kind.found(out))
             if bad.any() and (bad := _at_fault(kind, bad, values, elementwise)).any():
@@ -338,7 +340,7 @@ def _sum_message(kind: _Kind, total: Array, shape: tuple[int, ...], titles: Sequ
 
 def _elements(value: Any) -> Array:
     """Those of a cotangent: an array, or a tensor where the pass can be differentiated."""
-    return flat(value) if isinstance(value, Tensor) else value
+    return host(flat(value) if isinstance(value, Tensor) else value)
 
 
 def _kind_in(value: Any) -> _Kind | None:
@@ -352,9 +354,9 @@ def _saved(value: Any) -> Iterator[Any]:
         for one in value:
             yield from _saved(one)
     elif isinstance(value, Tensor):
-        yield dense(value)
-    elif isinstance(value, (np.ndarray, float)):
-        yield value
+        yield host(dense(value))
+    elif is_array(value) or isinstance(value, float):
+        yield host(value)
     elif hasattr(value, "inputs"):  # the call of a structural operation
         yield from _saved((*value.inputs, value.output))
 
@@ -395,7 +397,7 @@ class _Sums:
     def receive(self, node: Node, changed: Tensor) -> Any:
         """What a hook returned."""
         if (kind := _kind_in(changed)) is not None:
-            bad = kind.found(dense(changed))
+            bad = kind.found(host(dense(changed)))
             raise AnomalyError(
                 f"a hook of {_title(node.rule, node.shape)} returned {kind.noun} (backward): "
                 f"{_where(bad, changed._dtype, 'the cotangent')}; it was given one without: return another, or None"
@@ -412,7 +414,7 @@ def watched_pass(result: Tensor, ct: Tensor, arithmetic: Arithmetic) -> Arithmet
     if not _state.kinds:
         return arithmetic
     assert result._node is not None
-    given, value = dense(ct), dense(result)
+    given, value = host(dense(ct)), host(dense(result))
     for kind in _state.kinds:
         if (bad := np.asarray(kind.found(given))).any():
             where = _where(bad, given.dtype, "`gradient`")

@@ -72,6 +72,10 @@ class AnomalyError(SweepgradError, FloatingPointError):
     """Under `detect_anomaly`, a NaN or an infinity was made, or a backward pass met one."""
 
 
+class DeviceError(SweepgradError, RuntimeError):
+    """Tensors of one operation are on different devices, or a device cannot be used."""
+
+
 class MissingDependencyError(SweepgradError, ImportError):
     """A package that comes with one of sweepgrad's extras is not installed."""
 

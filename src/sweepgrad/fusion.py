@@ -19,6 +19,7 @@ import numpy as np
 
 from sweepgrad.anomaly import is_watching
 from sweepgrad.dtypes import DTYPES, FLOATS, DType
+from sweepgrad.elements import flat
 from sweepgrad.errors import AnomalyError, DTypeError, FuseError, site
 from sweepgrad.grad_mode import enable_grad, no_grad
 from sweepgrad.kernels.expr import Expr, reduction, symbol, symbols, topological
@@ -26,7 +27,7 @@ from sweepgrad.ops.plan import from_array
 from sweepgrad.ops.program import UNREAD, Place, Program, Space, place, rebuilt
 from sweepgrad.ops.traced import FALLBACK, NeedsValue, Number, Trace, Traced, refuse, traced
 from sweepgrad.sharing import as_array
-from sweepgrad.tensor import Tensor, flat, make
+from sweepgrad.tensor import Tensor, make
 
 _KEPT = 256
 """Traces that a fused function keeps, the newest: a loop over ever new shapes would fill memory."""

@@ -5,6 +5,7 @@ the pool once the array and all that shares its memory are dead, and is used for
 """
 
 from sweepgrad import config as _config
+from sweepgrad.arrays import empty_idle as _empty_idle
 from sweepgrad.kernels.buffers import PoolStats
 from sweepgrad.kernels.buffers import pool as _pool
 
@@ -21,7 +22,7 @@ def stats() -> PoolStats:
 
 
 def empty() -> int:
-    """Free all memory that is idle in the pool; the bytes that were freed.
+    """Free all memory that is idle in the pool, and on GPUs; the bytes that were freed.
 
     Example:
         >>> import sweepgrad as sg
@@ -29,7 +30,7 @@ def empty() -> int:
         >>> sg.pool.stats().idle_bytes
         0
     """
-    return _pool.clear()
+    return _pool.clear() + _empty_idle()
 
 
 def set_limit(limit: int | str) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from sweepgrad import arrays
 from sweepgrad.dtypes import Array, DType, refused_dtype
 from sweepgrad.errors import DTypeError, ImmutableError, ShapeError, VariableError
 from sweepgrad.graph.backward import reachable
@@ -146,8 +147,8 @@ def as_array(op: str, obj: Any) -> Array:
 
 
 def copied(op: str, array: Array, dtype: DType) -> Array:
-    """A contiguous copy of `array` in `dtype`."""
+    """A contiguous copy of `array` in `dtype`, on the same device."""
     try:
-        return np.array(array, dtype=dtype, order="C")
+        return arrays.copied(array, dtype)  # type: ignore[no-any-return]
     except MemoryError as error:
         return again(error, op, copied, op, array, dtype)

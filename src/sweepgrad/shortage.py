@@ -4,7 +4,7 @@ Guarantees
 - It costs nothing while there is memory: around what asks for it there is a `try`, which is free in Python until
   something is raised.
 - What the failed attempt had computed dies before the second one; so do all orphans, those in reference cycles too, and
-  what is idle in the pool.
+  what is idle in the pool, and on GPUs.
 - There is one second attempt, of the innermost function that can be called again: one that has changed nothing before
   it has all memory that it needs. What then fails raises OutOfMemoryError, and everything is as it was.
 """
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from sweepgrad import graph
+from sweepgrad.arrays import empty_idle
 from sweepgrad.errors import OutOfMemoryError
 from sweepgrad.graph import process, report
 from sweepgrad.graph.report import count, format_bytes
@@ -71,13 +72,14 @@ def _free() -> None:
         pool.clear()  # first, as a sweep needs some memory itself
         graph.sweep(collect_cycles=True)
         pool.clear()
+        empty_idle()
     except MemoryError:
         pass  # the second attempt finds what has been freed by then
 
 
 def _message(op: str, error: MemoryError) -> str:
     """What to tell, as far as there is memory for it."""
-    text = f"`{op}` cannot get {_wanted(error)}, although orphans were swept and the pool was emptied"
+    text = f"`{op}` cannot get {_wanted(error)}, although orphans were swept and the pools were emptied"
     try:
         return (
             f"{text}. Graph: {report.stats(process.registry)}{_holders()}. Pool: {pool.stats()}. Drop tensors that are "

@@ -4,28 +4,27 @@ Guarantees
 - A tensor's elements never change, so what a rule saved is what the operation saw. Arrays are copied on the way in, and
   go out such that nobody can write to them (`sharing`). An optimiser's update gives a variable a new array.
 - Dropping a tensor appends its node to the registry's queue and does nothing else.
-
-Data is kept flat, as a contiguous 1-d array in C order beside the shape, since that is what kernels take; a view with
-other strides is kept as it is. All other modules read it through `flat` and `dense`.
+- A tensor on a GPU is a `DeviceTensor`. The short ways through operations ask for exactly a `Tensor`, so that what is in
+  main memory pays nothing for there being devices.
 """
 
 import functools
 import gc
-import math
 import operator
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sweepgrad import sums
+from sweepgrad.arrays import CPU, device_of, filled, host, is_on_device, moved, resolved
 from sweepgrad.dtypes import CANONICAL, FLOATS, Array, DType
+from sweepgrad.elements import NOTHING, Elements, dense, flat
 from sweepgrad.errors import (
-    ArgumentError,
+    DeviceError,
     DTypeError,
-    ImmutableError,
     NotTrackedError,
     ShapeError,
     VariableError,
@@ -35,8 +34,8 @@ from sweepgrad.graph import process
 from sweepgrad.graph.backward import Arithmetic, backward
 from sweepgrad.graph.node import VARIABLE, Extra, Node, Rule, nobody
 from sweepgrad.hooks import HookHandle, add
-from sweepgrad.sharing import as_array, check, copied, outgoing, owners
-from sweepgrad.shortage import again, attempt
+from sweepgrad.sharing import as_array, check, copied, owners
+from sweepgrad.shortage import attempt
 
 if TYPE_CHECKING:
     from sweepgrad._attached import Attached as _Operators
@@ -49,32 +48,13 @@ _dropped = process.registry.dropped.append
 _new: Callable[[Any], "Tensor"] = object.__new__
 
 
-class _Nothing:
-    """In the place of a node, of which nobody has to be told."""
-
-    __slots__ = ()
-    leaves = None
-
-
-NOTHING = _Nothing()
-
-
-class Tensor(_Operators):
+class Tensor(Elements, _Operators):
     """An immutable n-dimensional array that can take part in differentiation.
 
     Made by `asarray` and the other creation functions, or as the result of an operation.
     """
 
-    __slots__ = ("__weakref__", "_array", "_dtype", "_flat", "_grad", "_handle", "_node", "_shape")
-
-    _flat: Array | None
-    _array: Array | None
-    _shape: tuple[int, ...]
-    _dtype: DType
-    _node: Node | None
-    _handle: "Node | _Nothing"
-    """What is told when this tensor dies: its node, or nothing."""
-    _grad: "Tensor | None"
+    __slots__ = ()
 
     __hash__ = object.__hash__  # by identity: `==` compares elements
 
@@ -91,38 +71,6 @@ class Tensor(_Operators):
     # to the queue of dropped ones, and does nothing else. It is put together from functions in C, so that there is no
     # Python frame in which a KeyboardInterrupt could be raised, which Python would swallow, and the drop be lost.
     __del__ = functools.lru_cache(maxsize=0)(operator.attrgetter("_handle.leaves"))
-
-    # --- what it is -------------------------------------------------------------------------------------------------
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Length of each axis."""
-        return self._shape
-
-    @property
-    def dtype(self) -> DType:
-        """NumPy dtype of the elements."""
-        return self._dtype
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self._shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self._shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the elements."""
-        return self.size * int(self._dtype.itemsize)
-
-    @property
-    def device(self) -> str:
-        """Where the elements are: `"cpu"`."""
-        return "cpu"
 
     @property
     def requires_grad(self) -> bool:
@@ -144,107 +92,8 @@ class Tensor(_Operators):
     @grad.setter
     def grad(self, value: "Tensor | None") -> None:
         if value is not None:
-            _check_like("`grad`", value, self._shape, self._dtype)
+            _check_like("`grad`", value, self._shape, self._dtype, self.device)
         _registry.set_gradients((self,), value)
-
-    # --- its elements -----------------------------------------------------------------------------------------------
-
-    def numpy(self) -> Array:
-        """The elements as a read-only NumPy array, which shares memory if it is large; `.copy()` it to write.
-
-        Example:
-            >>> import sweepgrad as sg
-            >>> sg.asarray([1.0, 2.0]).numpy()
-            array([1., 2.])
-        """
-        try:
-            return outgoing(dense(self))
-        except MemoryError as error:
-            return again(error, "numpy", outgoing, dense(self))
-
-    def item(self) -> float | int | bool:
-        """The only element, as a Python number.
-
-        Raises:
-            ValueError: if there is not exactly one element.
-        """
-        return self._single("item")
-
-    def tolist(self) -> Any:
-        """The elements as nested lists of Python numbers, or one number for 0 dimensions."""
-        return dense(self).tolist()
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        if self._node is not None:
-            raise VariableError(
-                "`__array__` of a tensor that requires a gradient: it is not converted to a NumPy array implicitly, "
-                "since the array would silently leave the graph; use `t.numpy()` or `t.detach()`, or `stack` and "
-                "`concat` to join tensors"
-            )
-        array = self.numpy()
-        if dtype is not None and np.dtype(dtype) != array.dtype:
-            if copy is False:
-                raise ArgumentError(
-                    f"`__array__` with copy=False cannot convert {array.dtype} to {np.dtype(dtype)} without a copy; "
-                    "leave out `copy` or `dtype`"
-                )
-            return attempt("__array__", array.astype, dtype)
-        return attempt("__array__", array.copy) if copy else array
-
-    def __len__(self) -> int:
-        if not self._shape:
-            raise DTypeError("`len` of a 0-d tensor: it has no axis; its number of elements is `t.size`")
-        return self._shape[0]
-
-    def __bool__(self) -> bool:
-        return bool(self._single("bool"))
-
-    def __float__(self) -> float:
-        return float(self._single("float"))
-
-    def __int__(self) -> int:
-        return int(self._single("int"))
-
-    def __index__(self) -> int:
-        if self._dtype.kind not in "iu" or self._shape:
-            raise DTypeError(
-                f"`__index__` needs a 0-d integer tensor; found shape {self._shape}, {self._dtype}: use `int(t)`"
-            )
-        return int(self.item())
-
-    def _single(self, what: str) -> float | int | bool:
-        if self.size != 1:
-            hint = "use `any` or `all`" if what == "bool" else "index it, or use `tolist()`"
-            raise ShapeError(f"`{what}` needs a tensor with one element; found shape {self._shape}: {hint}")
-        return dense(self).item()  # type: ignore[no-any-return]
-
-    def __setitem__(self, key: object, value: object) -> NoReturn:
-        raise ImmutableError(
-            "`t[key] = value` on a tensor: tensors are immutable, so that saved values stay true; build a new one, for "
-            "example with `where(mask, value, t)` or `concat`, or give a variable new values with `t.copy_(value)`"
-        )
-
-    def __delitem__(self, key: object) -> NoReturn:
-        raise ImmutableError("`del t[key]` on a tensor: tensors are immutable; take the others with `t[mask]`")
-
-    def __repr__(self) -> str:
-        text = np.array2string(dense(self), separator=", ", prefix="Tensor(")
-        dtype = "" if self._dtype in (np.float64, np.int64, np.bool_) else f", dtype={self._dtype}"
-        if self._node is None:
-            return f"Tensor({text}{dtype})"
-        rule = self._node.rule
-        origin = ", requires_grad=True" if rule is VARIABLE else f", op={rule.name}"
-        return f"Tensor({text}{dtype}{origin})"
-
-    def __format__(self, spec: str) -> str:
-        if spec and self.size == 1:
-            return format(self.item(), spec)
-        try:
-            return format(repr(self), spec)
-        except ValueError:
-            raise ShapeError(
-                f"`format` with {spec!r} needs a tensor with one element; found shape {self._shape}: index it first"
-            ) from None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._node is not None and not self.is_variable:
@@ -252,7 +101,8 @@ class Tensor(_Operators):
                 f"the result of `{self._node.rule.name}` is part of a graph, which is not copied or pickled; "
                 "use `t.detach()`"
             )
-        return _rebuild, (attempt("copy", dense(self).copy), self._node is not None)
+        array = attempt("copy", dense(self).copy) if self.device == CPU else self._host()
+        return _rebuild, (array, self._node is not None, self.device)
 
     # --- its place in the graph -------------------------------------------------------------------------------------
 
@@ -285,7 +135,7 @@ class Tensor(_Operators):
     def copy_(self, source: "Tensor | Array | float") -> "Tensor":
         """Give this variable or plain tensor new elements: what an optimiser's step does. Returns this tensor.
 
-        Graphs that were built from it before keep the values they saw.
+        Graphs that were built from it before keep the values they saw. It stays on its device, wherever `source` is.
 
         Args:
             source: broadcast to this tensor's shape and converted to its dtype.
@@ -300,6 +150,8 @@ class Tensor(_Operators):
                 f"`copy_` into the result of `{self._node.rule.name}`: only variables can be changed; use `t.detach()`"
             )
         given = dense(source) if isinstance(source, Tensor) else as_array("copy_", source)
+        if device_of(given) != self.device:
+            given = attempt("copy_", moved, given, self.device)
         try:
             array = np.broadcast_to(given, self._shape)
         except ValueError:
@@ -393,8 +245,10 @@ class Tensor(_Operators):
         """
         if not callable(hook):
             raise DTypeError(f"`register_hook` needs a function; found {type(hook).__name__}")
-        node = self._tracked("register_hook")
-        return add(_registry.extra(node).hooks, hook, lambda name, ct: _check_like(name, ct, node.shape, node.dtype))
+        node, device = self._tracked("register_hook"), self.device
+        return add(
+            _registry.extra(node).hooks, hook, lambda name, ct: _check_like(name, ct, node.shape, node.dtype, device)
+        )
 
     def _tracked(self, name: str) -> Node:
         if self._node is None:
@@ -405,11 +259,67 @@ class Tensor(_Operators):
         return self._node
 
 
+class DeviceNode(Node):
+    """A node whose tensor is on a GPU: what it saved is counted apart."""
+
+    __slots__ = ()
+    on_device = True
+
+
+class DeviceTensor(Tensor, internal=True):
+    """A tensor whose elements are on a GPU. Only what asks for them waits for the GPU."""
+
+    __slots__ = ()
+
+    @property
+    def device(self) -> str:
+        """The GPU where the elements are."""
+        return device_of(self._array if self._flat is None else self._flat)
+
+    @property
+    def __cuda_array_interface__(self) -> Any:
+        self._check_leaves("__cuda_array_interface__")
+        array: Any = dense(self)
+        return array.__cuda_array_interface__
+
+    def numpy(self) -> Array:
+        """A copy of the elements as a read-only NumPy array, once they are computed."""
+        array = self._host()
+        array.setflags(write=False)
+        return array
+
+    def _host(self) -> Array:
+        return attempt("numpy", host, dense(self))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        raise DeviceError(
+            f"`__array__` of a tensor on {self.device}: it is not copied to main memory implicitly; use `t.numpy()`, or "
+            "an operation of sweepgrad for what NumPy's was to do"
+        )
+
+    def __dlpack__(self, **options: Any) -> Any:
+        self._check_leaves("__dlpack__")
+        return dense(self).__dlpack__(**options)
+
+
 # --- for the other modules ------------------------------------------------------------------------------------------
 
 
 def make(flat: Array | None, array: Array | None, shape: tuple[int, ...], dtype: DType, node: Node | None) -> Tensor:
-    """A tensor from its parts, unchecked. With a node, the tensor is the handle that the node counts as its first."""
+    """A tensor from its parts, unchecked, for elements wherever they are; see `make_here`."""
+    tensor = make_here(flat, array, shape, dtype, node)
+    if type(array if flat is None else flat) is not np.ndarray and is_on_device(array if flat is None else flat):
+        tensor.__class__ = DeviceTensor
+    return tensor
+
+
+def make_here(
+    flat: Array | None, array: Array | None, shape: tuple[int, ...], dtype: DType, node: Node | None
+) -> Tensor:
+    """A tensor of elements in main memory, from its parts, unchecked.
+
+    With a node, the tensor is the handle that the node counts as its first.
+    """
     tensor = _new(Tensor)
     tensor._node = node
     tensor._handle = NOTHING if node is None else node
@@ -422,7 +332,7 @@ def make(flat: Array | None, array: Array | None, shape: tuple[int, ...], dtype:
 
 
 def wrap(array: Array) -> Tensor:
-    """A tensor around `array`, which nobody else may write to from now on."""
+    """A tensor around `array`, wherever it is, which nobody else may write to from now on."""
     flat = None
     if array.flags.c_contiguous:
         flat = array if array.ndim == 1 else array.reshape(-1)
@@ -437,28 +347,6 @@ def attach(tensor: Tensor, node: Node) -> Tensor:
     return second
 
 
-def dense(tensor: Tensor) -> Array:
-    """The elements as an n-dimensional array, contiguous or strided, which must not be written to."""
-    array = tensor._array
-    while array is None:
-        flat = tensor._flat
-        assert flat is not None
-        tensor._array = array = flat.reshape(tensor._shape)
-        if tensor._flat is not flat:  # replaced by another thread, whose array was overwritten here
-            array = None
-    return array
-
-
-def flat(tensor: Tensor) -> Array:
-    """The elements as a contiguous 1-d array in C order, copied if the tensor is a strided view."""
-    if tensor._flat is not None:
-        return tensor._flat
-    try:
-        return np.ascontiguousarray(dense(tensor)).reshape(-1)
-    except MemoryError as error:
-        return again(error, "contiguous copy", flat, tensor)
-
-
 def variable(tensor: Tensor) -> Tensor:
     """A new variable with the elements of `tensor`."""
     return make_variable(tensor.detach())
@@ -471,7 +359,7 @@ def make_variable(tensor: Tensor) -> Tensor:
             f"`requires_grad` needs a float dtype; found {tensor._dtype}: only float32 and float64 have "
             'derivatives; make it with dtype="float64"'
         )
-    node = Node(VARIABLE, (), (), 0, tensor._shape, tensor._dtype)
+    node = _node_of(tensor)(VARIABLE, (), (), 0, tensor._shape, tensor._dtype)
     node.extra = Extra(weakref.ref(tensor))
     process.survive_forks()
     try:
@@ -485,7 +373,19 @@ def make_variable(tensor: Tensor) -> Tensor:
 
 
 def record(result: Tensor, rule: Rule, saved: tuple[Any, ...], links: "Node | tuple[Node, ...]", nbytes: int) -> Tensor:
-    """`result`, new and without a node, as the result of a tracked operation.
+    """`result`, new and without a node, wherever it is, as the result of a tracked operation; see `record_here`."""
+    if type(result) is Tensor:
+        return record_here(result, rule, saved, links, nbytes)
+    node = DeviceNode(rule, saved, links, nbytes, result._shape, result._dtype)
+    result._node = result._handle = node
+    _register(node)
+    return result
+
+
+def record_here(
+    result: Tensor, rule: Rule, saved: tuple[Any, ...], links: "Node | tuple[Node, ...]", nbytes: int
+) -> Tensor:
+    """The same for what is in main memory.
 
     The caller keeps the inputs' tensors, and so the nodes `links`, alive until this returns. The node has its handle
     before it is registered: if this is interrupted, the tensor drops the node again.
@@ -494,6 +394,10 @@ def record(result: Tensor, rule: Rule, saved: tuple[Any, ...], links: "Node | tu
     result._node = result._handle = node
     _register(node)
     return result
+
+
+def _node_of(tensor: Tensor) -> type[Node]:
+    return Node if type(tensor) is Tensor else DeviceNode
 
 
 def cotangent(result: Tensor, gradient: Any) -> Tensor:
@@ -510,19 +414,22 @@ def cotangent(result: Tensor, gradient: Any) -> Tensor:
                 f"`backward` on a tensor of shape {result._shape} needs a `gradient` of that shape; "
                 "only a tensor with one element has a default (reduce it first, for example with `sum()`)"
             )
-        return make(_ONE[result._dtype], None, result._shape, result._dtype, None)
+        one = _ONE[result._dtype]
+        if type(result) is not Tensor:
+            one = attempt("gradient", filled, 1, 1.0, result._dtype, dense(result))
+        return make(one, None, result._shape, result._dtype, None)
     if isinstance(gradient, Tensor):
         given = gradient
     else:
         try:
             # An array first: of an object, `np.array` takes what its `__array__` gives for a copy.
             array = attempt("gradient", np.asarray, gradient)
-            given = wrap(copied("gradient", array, result._dtype))
+            given = wrap(attempt("gradient", moved, copied("gradient", array, result._dtype), result.device))
         except (TypeError, ValueError) as error:
             raise DTypeError(
                 f"`gradient` must be a tensor or an array of shape {result._shape}; found {type(gradient).__name__}"
             ) from error
-    _check_like("`gradient`", given, result._shape, result._dtype)
+    _check_like("`gradient`", given, result._shape, result._dtype, result.device)
     return given
 
 
@@ -555,8 +462,8 @@ def watched_pass(result: Tensor, ct: Tensor, arithmetic: Arithmetic) -> Arithmet
     return arithmetic
 
 
-def _check_like(subject: str, value: object, shape: tuple[int, ...], dtype: DType) -> None:
-    """Raise unless `value` is a tensor of the shape and dtype of the tensor that it belongs to."""
+def _check_like(subject: str, value: object, shape: tuple[int, ...], dtype: DType, device: str) -> None:
+    """Raise unless `value` is a tensor of the shape and dtype of the tensor that it belongs to, and where that is."""
     if not isinstance(value, Tensor):
         raise DTypeError(
             f"{subject} must be a Tensor or None; found {type(value).__name__}: convert it with `sweepgrad.asarray`"
@@ -565,16 +472,23 @@ def _check_like(subject: str, value: object, shape: tuple[int, ...], dtype: DTyp
         raise ShapeError(f"{subject} has shape {value._shape}; needed is the tensor's own shape {shape}")
     if value._dtype != dtype:
         raise DTypeError(f"{subject} has dtype {value._dtype}; needed is the tensor's own dtype {dtype}: use `astype`")
+    if value.device != device:
+        raise DeviceError(
+            f"{subject} is on {value.device}; needed is the tensor's own device {device}: use `to_device`"
+        )
 
 
-def _rebuild(array: Array, requires_grad: bool) -> Tensor:
+def _rebuild(array: Array, requires_grad: bool, device: str = CPU) -> Tensor:
     # A copy, since pickle may have made the array over memory that its caller has.
-    tensor = wrap(attempt("copy", np.array, array, order="C"))
+    tensor = wrap(attempt("copy", moved, attempt("copy", np.array, array, order="C"), resolved("pickle", device)))
     return make_variable(tensor) if requires_grad else tensor
 
 
+_KINDS = (Tensor, DeviceTensor)
+
+
 def _find_handles() -> Mapping[Node, int]:
-    nodes = (getattr(tensor, "_node", None) for tensor in gc.get_objects() if type(tensor) is Tensor)
+    nodes = (getattr(tensor, "_node", None) for tensor in gc.get_objects() if type(tensor) in _KINDS)
     return Counter(node for node in nodes if node is not None)  # None too: a tensor that another thread is making
 
 

@@ -14,6 +14,7 @@ from typing import Any, overload
 
 from sweepgrad.anomaly import watched_pass
 from sweepgrad.dtypes import FLOATS
+from sweepgrad.elements import flat
 from sweepgrad.errors import ArgumentError, DTypeError, OutOfMemoryError, ShapeError, SweepgradError
 from sweepgrad.fusion import Fused
 from sweepgrad.grad_mode import enable_grad, mode
@@ -22,7 +23,7 @@ from sweepgrad.graph.backward import gradients, reachable
 from sweepgrad.graph.node import VARIABLE
 from sweepgrad.ops.creation import asarray, zeros_like
 from sweepgrad.ops.elementwise import positive
-from sweepgrad.tensor import FIRST_ORDER, HIGHER_ORDER, WATCHERS, Tensor, cotangent, flat, variable
+from sweepgrad.tensor import FIRST_ORDER, HIGHER_ORDER, WATCHERS, Tensor, cotangent, variable
 
 
 @overload

@@ -100,6 +100,7 @@ class Node:
     """
 
     leaves: ClassVar[property]
+    on_device: ClassVar[bool] = False  # whether what it saved is in the memory of a GPU
     __slots__ = ("children", "dtype", "extra", "handles", "id", "links", "nbytes", "rule", "saved", "shape")
 
     def __init__(

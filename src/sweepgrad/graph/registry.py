@@ -85,13 +85,11 @@ class Registry:
         self.decided: _Decided | None = None  # a pass whose gradients and consumption are not all written yet
         self.version = 0  # passes decided, and gradients set by others
         self.registered = 0
-        self.consumed = 0
-        self.swept = 0
+        self.consumed = self.swept = 0
         self.variables = 0
         self.with_children = 0
-        self.saved_bytes = 0
-        self.peak = 0
-        self.sweeps = 0
+        self.saved_bytes = self.device_bytes = 0  # the second are among the first
+        self.peak = self.sweeps = 0
         self.sweep_seconds = 0.0
         # Not guarded: appended to by anyone, read from the left under the lock.
         self.born: deque[Node] = deque()
@@ -159,6 +157,7 @@ class Registry:
                 if node.rule is VARIABLE:
                     self.variables += 1
                 self.saved_bytes += node.nbytes
+                self.device_bytes += node.nbytes * node.on_device
                 piece[node.id], self.registered = node, self.registered + 1
             parents = node.parents
             steps -= 1 + len(parents) // 8
@@ -318,6 +317,7 @@ class Registry:
         if node.rule is VARIABLE:
             self.variables -= 1
         self.saved_bytes -= node.nbytes
+        self.device_bytes -= node.nbytes * node.on_device
         self.nodes.discard(node.id)
         return more
 
@@ -347,6 +347,7 @@ class Registry:
         mark = descendant_mark(node)  # made before the look, as a finaliser's pass may come in between
         saved = node.saved
         if type(saved) is tuple:
+            self.device_bytes -= node.nbytes * node.on_device
             node.saved, node.nbytes, self.saved_bytes = mark, 0, self.saved_bytes - node.nbytes
             dead.append(saved)
         if node.children:

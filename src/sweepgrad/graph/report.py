@@ -28,6 +28,9 @@ def log_exception(message: str, *args: object) -> None:
 pool_bytes: Callable[[], int] = int
 """Bytes idle in the pool of buffers; the pool's module sets it."""
 
+device_pool_bytes: Callable[[], int] = int
+"""Bytes idle on GPUs; the module of devices sets it."""
+
 
 def format_bytes(count: float) -> str:
     """`count` bytes with a binary unit, as in `1.5 MiB`."""
@@ -108,7 +111,8 @@ class GraphStats:
     `saved_bytes` are held for backward; an array that several nodes saved counts at each. `registered`, `consumed`
     and `swept` count nodes since the start, and `registered == nodes + consumed + swept` once queued work is done.
     `peak` is the most nodes at once, `sweeps` and `sweep_seconds` the sweeps so far. `indexes` gives the size of
-    every index that the registry keeps. `pool_bytes` are held outside the graph, idle, for results to come.
+    every index that the registry keeps. `pool_bytes` are held outside the graph, idle, for results to come. Of the saved
+    bytes, `device_bytes` are in the memory of GPUs, where `device_pool_bytes` are idle.
     """
 
     nodes: int
@@ -124,12 +128,16 @@ class GraphStats:
     sweep_seconds: float
     indexes: Mapping[str, int]
     pool_bytes: int = 0
+    device_bytes: int = 0
+    device_pool_bytes: int = 0
 
     def __str__(self) -> str:
         idle = f"; {format_bytes(self.pool_bytes)} idle in the pool" if self.pool_bytes else ""
+        idle += f"; {format_bytes(self.device_pool_bytes)} idle on devices" if self.device_pool_bytes else ""
+        apart = f" ({format_bytes(self.device_bytes)} on devices)" if self.device_bytes else ""
         return (
             f"{count(self.nodes, 'node')} ({count(self.variables, 'variable')}, {self.childless:,} childless), "
-            f"{format_bytes(self.saved_bytes)} saved, {self.dropped:,} dropped and waiting; "
+            f"{format_bytes(self.saved_bytes)} saved{apart}, {self.dropped:,} dropped and waiting; "
             f"{self.registered:,} registered, {self.consumed:,} consumed, {self.swept:,} swept "
             f"in {self.sweeps:,} sweeps{idle}"
         )
@@ -170,6 +178,7 @@ def tally(registry: "Registry") -> dict[str, int]:
         "variables": sum(node.rule is VARIABLE for node in nodes),
         "with_children": sum(node.children is not None and node.children is not REMOVED for node in nodes),
         "saved_bytes": sum(node.nbytes for node in nodes),
+        "device_bytes": sum(node.nbytes for node in nodes if node.on_device),
         "swept": swept,
     }
 
@@ -222,7 +231,7 @@ def living(nodes: Iterable[Node], dropped: Iterable[Node | None]) -> set[Node]:
 
 def stats(registry: "Registry") -> GraphStats:
     """The counts of `registry`, read together under its lock."""
-    idle = pool_bytes()  # outside the lock: it takes the pool's
+    idle, idle_on_devices = pool_bytes(), device_pool_bytes()  # outside the lock: they take those of pools
     registry.settle()
     with registry.lock:
         within, registry.busy = registry.busy, True  # so that no finaliser sweeps meanwhile
@@ -248,6 +257,8 @@ def stats(registry: "Registry") -> GraphStats:
                 "stranded": len(registry.stranded),
             },
             pool_bytes=idle,
+            device_bytes=registry.device_bytes,
+            device_pool_bytes=idle_on_devices,
         )
         registry.busy = within
     return found

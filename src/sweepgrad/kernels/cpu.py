@@ -16,7 +16,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from sweepgrad.config import CACHE_DIR, cache_dir
 from sweepgrad.kernels.cache import Folder, check_private, tell
 from sweepgrad.kernels.loader import Code, Kernel, UnresolvedError, load, target
 
-__all__ = ["COUNTS", "Kernel", "check_private", "compile_kernel", "kept_in"]
+__all__ = ["COUNTS", "Kernel", "check_private", "compile_kernel", "kept", "kept_in"]
 
 COUNTS = {"compiled": 0, "lost": 0, "loaded": 0}
 """How many kernels this process has compiled, how many of these could not be kept, how many were in the cache."""
@@ -69,6 +69,26 @@ def kept_in() -> Path | None:
         return None if folder is None else folder.path
 
 
+def kept(key: object, make: Callable[[], bytes]) -> bytes:
+    """What `make` gives, from the cache folder if it is there: the code of a kernel of another kind.
+
+    `key` is all that it depends on beside what kernels of the processor depend on.
+    """
+    whole = repr((_identity(), key)).encode()
+    name = f"sweepgrad_{hashlib.sha256(whole).hexdigest()[:32]}"
+    with _lock:
+        folder = _folder()
+        content = folder.read(name, whole) if folder is not None else None
+        if content is not None:
+            COUNTS["loaded"] += 1
+            return content
+        _announce_compiling(folder)
+        content = make()
+        COUNTS["compiled"] += 1
+        _keep(folder, name, whole, content)
+        return content
+
+
 def _obtain(source: str, signature: tuple[str, ...]) -> tuple[Kernel, Kernel]:
     key = repr((_identity(), source, signature)).encode()
     name = f"sweepgrad_{hashlib.sha256(key).hexdigest()[:32]}"
@@ -88,10 +108,7 @@ def _obtain(source: str, signature: tuple[str, ...]) -> tuple[Kernel, Kernel]:
 def _compile(
     name: str, key: bytes, source: str, signature: tuple[str, ...], folder: Folder | None
 ) -> tuple[Kernel, Kernel]:
-    if "compiling" not in _announced:
-        _announced.add("compiling")
-        place = f"and keeping them in {folder.path}" if folder is not None else "for this process alone"
-        tell(logging.INFO, "sweepgrad: compiling kernels %s; `sweepgrad warmup` compiles the common ones ahead", place)
+    _announce_compiling(folder)
     scope: dict[str, Any] = {"__name__": name}
     exec(compile(source, f"<{name}>", "exec"), scope)
     function = scope["kernel"]
@@ -105,15 +122,26 @@ def _compile(
         raise  # no fault of Numba's: the caller makes room, and tries again
     except Exception as error:
         return _compile_plainly(function, signature, error)
+    _keep(folder, name, key, code.pack())
+    return kernels
+
+
+def _announce_compiling(folder: Folder | None) -> None:
+    if "compiling" not in _announced:
+        _announced.add("compiling")
+        place = f"and keeping them in {folder.path}" if folder is not None else "for this process alone"
+        tell(logging.INFO, "sweepgrad: compiling kernels %s; `sweepgrad warmup` compiles the common ones ahead", place)
+
+
+def _keep(folder: Folder | None, name: str, key: bytes, content: bytes) -> None:
     if folder is None:
         COUNTS["lost"] += 1
-        return kernels
+        return
     try:
-        folder.write(name, key, code.pack())
+        folder.write(name, key, content)
     except OSError as error:
         COUNTS["lost"] += 1
         _announce_no_cache(f" in {folder.path}", error)
-    return kernels
 
 
 def _compile_plainly(function: Any, signature: tuple[str, ...], error: Exception) -> tuple[Kernel, Kernel]:

@@ -14,12 +14,15 @@ So results depend on the number of chunks and of threads, which the caller choos
 float32 is accumulated in float32, since many threads add up few numbers each, and most GPUs are slow in float64.
 Nothing is kept from one walk along J to the next: to compute a value again costs a GPU less than memory.
 
+Arrays are handed over as pointers, of truth values as pointers to bytes. An input of kind s is a number, or a pointer
+to one that is on the device already, which then need not be fetched. `strided` writes the kernel for inputs of kind x.
+
 A kernel sees `m` (the module math), `np`, `cuda`, `rint` for its dtype, and its types `T` and `A`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sweepgrad.kernels.emit import Slot
 from sweepgrad.kernels.expr import Expr, reduction, symbol
@@ -27,14 +30,17 @@ from sweepgrad.kernels.passes import AXES
 from sweepgrad.kernels.scalars import CUDA, CUDA_COMBINING, CUDA_INTEGER, REDUCTIONS, Reduction
 from sweepgrad.kernels.text import Text
 
+LENGTHS = ("groups", "rows", "n", "chunks", "tiles")
+"""The numbers that each kernel of a nest is handed after its inputs: see `Grid`."""
+
 
 @dataclass(frozen=True)
 class Grid:
-    """The kernels of one nest, and their arguments' types.
+    """The kernels of one nest, and their arguments' types: a dtype's name for a number, `*float32` for a pointer.
 
-    Both take: the inputs; `groups`, `rows`, `n`; `chunks`, those of each group; one array for each of `partials`; the
-    outputs. Partial results that are numbers have a place for each block of the first kernel; those that are rows, for
-    each chunk.
+    Both take: the inputs; `groups`, `rows`, `n`; `chunks`, those of each group, and `tiles`, the blocks that share a
+    chunk in the first kernel; an array for each of `partials`; the outputs. Partial results that are numbers have a
+    place for each block of the first kernel; those that are rows, for each chunk.
     """
 
     way: str
@@ -43,35 +49,158 @@ class Grid:
     """The kernel that combines partial results; None if there is nothing to do after the first."""
     tiled: bool
     """Whether several blocks of it may share a row."""
-    inputs: tuple[tuple[str, str], ...]
-    """Kind and dtype of each."""
+    types: tuple[str, ...]
     partials: tuple[tuple[str, bool], ...]
     """For each: dtype, and whether it is a row rather than a number."""
     outputs: tuple[tuple[str, str], ...]
+    """Kind and dtype of each."""
 
 
-def grid(outputs: Sequence[tuple[Expr, Slot]], inputs: Sequence[Slot], dtype: str, warp: int) -> Grid:
+def grid(
+    outputs: Sequence[tuple[Expr, Slot]],
+    inputs: Sequence[Slot],
+    dtype: str,
+    warp: int,
+    pointed: frozenset[str] = frozenset(),
+) -> Grid:
     """The kernels that compute `outputs` in `dtype`; every slot is v, r, c or s.
 
     `warp` is how many threads run together, a power of two; a block has a multiple of them, at most their square.
+    `pointed` names the inputs of kind s that come as pointers.
     """
-    writer = _Writer(outputs, inputs, dtype, warp)
+    writer = _Writer(outputs, inputs, dtype, warp, pointed)
+    partials = tuple((writer.accumulator(rule), row) for _, rule, row in writer.totals.values())
     return Grid(
         writer.way,
         writer.first(),
         writer.last(),
         not any(writer.region[expr] != "row" for expr in writer.sums),
-        tuple((slot.kind, slot.dtype) for slot in inputs),
-        tuple((writer.accumulator(rule), row) for _, rule, row in writer.totals.values()),
+        (
+            *(slot.dtype if slot.kind == "s" and slot.name not in pointed else f"*{slot.dtype}" for slot in inputs),
+            *["int64"] * len(LENGTHS),
+            *(f"*{dtype}" for dtype, _ in partials),
+            *(f"*{slot.dtype}" for _, slot in outputs),
+        ),
+        partials,
         tuple((slot.kind, slot.dtype) for _, slot in outputs),
     )
 
 
-class _Writer(Text):
-    def __init__(self, outputs: Sequence[tuple[Expr, Slot]], inputs: Sequence[Slot], dtype: str, warp: int) -> None:
+@dataclass(frozen=True)
+class Strided:
+    """A kernel for inputs with strides of their own.
+
+    It takes: the inputs, pointers for kind x; the number of elements; the length of every axis; for each input of kind
+    x its strides, in elements; the outputs, contiguous.
+    """
+
+    source: str
+    types: tuple[str, ...]
+
+
+def strided(
+    outputs: Sequence[tuple[Expr, Slot]],
+    inputs: Sequence[Slot],
+    dtype: str,
+    ndim: int,
+    pointed: frozenset[str] = frozenset(),
+) -> Strided:
+    """The kernel that computes `outputs` in `dtype` over `ndim` axes; inputs are x or s, and nothing is reduced."""
+    own = [slot for slot in inputs if slot.kind == "x"]
+    axes = range(ndim)
+    writer = _Elements(
+        [(expr, replace(slot, kind="v")) for expr, slot in outputs],
+        [replace(slot, kind="v") if slot in own else slot for slot in inputs],
+        dtype,
+        pointed,
+    )
+    names = [slot.name for slot in inputs] + ["size"] + [f"n{k}" for k in axes]
+    names += [f"{slot.name}_{k}" for slot in own for k in axes] + [slot.name for _, slot in outputs]
+    texts = writer.opened(names)
+    writer.put("wide = np.int64(threads) * cuda.gridDim.x")
+    with writer.walk("e", "np.int64(cuda.blockIdx.x) * threads + tid", "size", "wide"):
+        writer.put("rest = e")
+        for k in reversed(axes):
+            writer.put(f"i{k} = rest % n{k}" if k else "i0 = rest")
+            if k:
+                writer.put(f"rest //= n{k}")
+        roots = [expr for expr, _ in outputs]
+        needed = writer.needed(roots, texts)
+        for slot in own:
+            if symbol(slot.name) in needed:
+                at = " + ".join(f"i{k} * {slot.name}_{k}" for k in axes)
+                writer.put(f"{slot.name}_ = {writer.read(slot, f'{slot.name}[{at}]')}")
+                texts[symbol(slot.name)] = f"{slot.name}_"
+        writer.compute(needed, texts, writer.templates)
+        for expr, slot in outputs:
+            writer.store(slot, "e", texts[expr])
+    types = [slot.dtype if slot.kind == "s" and slot.name not in pointed else f"*{slot.dtype}" for slot in inputs]
+    types += ["int64"] * (1 + ndim + ndim * len(own)) + [f"*{slot.dtype}" for _, slot in outputs]
+    return Strided(writer.written(), tuple(types))
+
+
+class _Elements(Text):
+    """What all kernels are written with."""
+
+    def __init__(
+        self, outputs: Sequence[tuple[Expr, Slot]], inputs: Sequence[Slot], dtype: str, pointed: frozenset[str]
+    ) -> None:
         super().__init__(outputs, inputs, dtype)
-        self.warp = warp
         self.templates = CUDA_INTEGER if "int" in dtype else CUDA
+        self.pointed = [slot for slot in inputs if slot.name in pointed]
+
+    @contextmanager
+    def walk(self, index: str, first: str, end: str, step: str) -> Iterator[None]:
+        """A loop whose index is as wide as its bounds."""
+        self.put(f"{index} = {first}")
+        with self.block(f"while {index} < {end}:"):
+            yield
+            self.put(f"{index} += {step}")
+
+    def opened(self, names: Iterable[str]) -> dict[Expr, str]:
+        """Begin a new function of the arguments `names`; the texts of the numbers that are behind pointers."""
+        self.begin()
+        self.put(f"def kernel({', '.join(names)}):")
+        self.indent = 1
+        self.put("tid, threads = cuda.threadIdx.x, cuda.blockDim.x")
+        texts: dict[Expr, str] = {}
+        for slot in self.pointed:
+            if symbol(slot.name) in self.axes:
+                self.put(f"{slot.name}_ = {self.read(slot, f'{slot.name}[0]')}")
+                texts[symbol(slot.name)] = f"{slot.name}_"
+        return texts
+
+    def read(self, slot: Slot, text: str) -> str:
+        """An input's element in the nest's own dtype; a truth value is behind its pointer as a byte."""
+        return f"({text} != 0)" if slot.dtype == "bool" and "[" in text else super().read(slot, text)
+
+    def store(self, slot: Slot, at: str, text: str) -> None:
+        """Write an output's element."""
+        self.put(f"{slot.name}[{at}] = {f'np.uint8(1 if {text} else 0)' if slot.dtype == 'bool' else text}")
+
+    def needed(self, roots: Iterable[Expr], texts: dict[Expr, str]) -> list[Expr]:
+        """What has to be computed for `roots`, in topological order: nothing below a reduction or what has a text."""
+        need: set[Expr] = set()
+        stack = list(roots)
+        while stack:
+            expr = stack.pop()
+            if expr not in need and expr not in texts:
+                need.add(expr)
+                stack.extend(expr.args if expr.op != "reduce" else ())
+        return [expr for expr in self.order if expr in need]
+
+
+class _Writer(_Elements):
+    def __init__(
+        self,
+        outputs: Sequence[tuple[Expr, Slot]],
+        inputs: Sequence[Slot],
+        dtype: str,
+        warp: int,
+        pointed: frozenset[str],
+    ) -> None:
+        super().__init__(outputs, inputs, dtype, pointed)
+        self.warp = warp
         self.sums: dict[Expr, str] = {}  # reductions over J
         self.totals: dict[Expr, tuple[str, Reduction, bool]] = {}  # those over I and IJ: name, rule, whether a row
         for expr in self.order:
@@ -98,22 +227,10 @@ class _Writer(Text):
 
     # Text
 
-    @contextmanager
-    def walk(self, index: str, first: str, end: str, step: str) -> Iterator[None]:
-        """A loop whose index is as wide as its bounds."""
-        self.put(f"{index} = {first}")
-        with self.block(f"while {index} < {end}:"):
-            yield
-            self.put(f"{index} += {step}")
-
-    def _function(self) -> None:
-        """Begin a new function; the text up to its body."""
-        self.begin()
-        names = [slot.name for slot in self.inputs] + ["groups", "rows", "n", "chunks"]
-        names += [name for name, _, _ in self.totals.values()] + [slot.name for _, slot in self.outputs]
-        self.put(f"def kernel({', '.join(names)}):")
-        self.indent = 1
-        self.put("tid, threads = cuda.threadIdx.x, cuda.blockDim.x")
+    def _function(self) -> dict[Expr, str]:
+        """Begin one of the two kernels, which take the same."""
+        names = [slot.name for slot in self.inputs] + list(LENGTHS)
+        return self.opened([*names, *(name for name, _, _ in self.totals.values()), *(s.name for _, s in self.outputs)])
 
     def reads(self, kinds: str, texts: dict[Expr, str], exprs: Iterable[Expr], **index: str) -> None:
         """Read the elements of inputs, and of outputs that expressions read, that `exprs` need."""
@@ -122,17 +239,6 @@ class _Writer(Text):
             if slot.kind in kinds and symbol(slot.name) in need and symbol(slot.name) not in texts:
                 self.put(f"{slot.name}_ = {self.read(slot, f'{slot.name}[{index[slot.kind]}]')}")
                 texts[symbol(slot.name)] = f"{slot.name}_"
-
-    def needed(self, roots: Iterable[Expr], texts: dict[Expr, str]) -> list[Expr]:
-        """What has to be computed for `roots`, in topological order: nothing below a reduction or what has a text."""
-        need: set[Expr] = set()
-        stack = list(roots)
-        while stack:
-            expr = stack.pop()
-            if expr not in need and expr not in texts:
-                need.add(expr)
-                stack.extend(expr.args if expr.op != "reduce" else ())
-        return [expr for expr in self.order if expr in need]
 
     # Reductions within a block
 
@@ -177,8 +283,7 @@ class _Writer(Text):
 
     def first(self) -> str:
         """What computes elements and rows, and leaves partial results."""
-        self._function()
-        texts: dict[Expr, str] = {}
+        texts = self._function()
         numbers = [(expr, name, rule) for expr, (name, rule, row) in self.totals.items() if not row]
         inside = [REDUCTIONS[reduction(expr)[0]] for expr in self.sums if self.region[expr] != "after"]
         self.share([*inside, *(rule for _, _, rule in numbers)])
@@ -192,7 +297,7 @@ class _Writer(Text):
         for _, name, rule in numbers:
             self.block_reduce(f"{name}_acc", rule)
             with self.block("if tid == 0:"):
-                self.put(f"{name}[chunk * cuda.gridDim.y + cuda.blockIdx.y] = {name}_acc")
+                self.put(f"{name}[chunk * tiles + cuda.blockIdx.y] = {name}_acc")
         return self.written()
 
     def _place(self) -> None:
@@ -225,7 +330,7 @@ class _Writer(Text):
             for expr, (name, rule, _) in self.totals.items():
                 self.accumulate(f"{name}_acc", rule, own[expr.args[0]])
             for expr, slot in self._stores("row", "v"):
-                self.put(f"{slot.name}[e] = {own[expr]}")
+                self.store(slot, "e", own[expr])
 
     def _by_columns(self, texts: dict[Expr, str]) -> None:
         self._chunk_bounds()
@@ -245,7 +350,7 @@ class _Writer(Text):
                 for expr, (name, rule, row) in self.totals.items():
                     self.accumulate(f"{name}_row" if row else f"{name}_acc", rule, own[expr.args[0]])
                 for expr, slot in self._stores("row", "v"):
-                    self.put(f"{slot.name}[i * n + j] = {own[expr]}")
+                    self.store(slot, "i * n + j", own[expr])
             for expr, (name, _) in rows.items():
                 self.put(f"{self.totals[expr][0]}[chunk * n + j] = {name}")
 
@@ -304,7 +409,7 @@ class _Writer(Text):
                 name, rule, _ = self.totals[expr]
                 self.accumulate(f"{name}_acc", rule, texts[expr.args[0]])
             for expr, slot in stores:
-                self.put(f"{slot.name}[{'i' if slot.kind == 'c' else 'group'}] = {texts[expr]}")
+                self.store(slot, "i" if slot.kind == "c" else "group", texts[expr])
 
     def _walk_row(
         self,
@@ -333,7 +438,7 @@ class _Writer(Text):
                 name, rule, row = self.totals[expr]
                 self.accumulate(f"{name}[chunk * n + j]" if row else f"{name}_acc", rule, own[expr.args[0]])
             for expr, slot in stores:
-                self.put(f"{slot.name}[{at if slot.kind == 'v' else 'group * n + j'}] = {own[expr]}")
+                self.store(slot, at if slot.kind == "v" else "group * n + j", own[expr])
         for expr, rule in rules.items():
             name = self.sums[expr]
             self.block_reduce(name, rule)
@@ -347,7 +452,7 @@ class _Writer(Text):
         stores = self._stores("after", "rs")
         if not stores:
             return None
-        self._function()
+        texts = self._function()
         self.share(
             [
                 *(rule for _, rule, row in self.totals.values() if not row),
@@ -356,12 +461,11 @@ class _Writer(Text):
         )
         self.put("group = np.int64(cuda.blockIdx.x)")
         self._place()
-        texts: dict[Expr, str] = {}
         self.region_before(texts)
         for expr, (name, rule, row) in self.totals.items():
             if not row:
                 self.put(f"{name}_acc = {self.start(rule)}")
-                self.put(f"per = {name}.size // groups")
+                self.put("per = chunks * tiles")
                 with self.walk("k", "np.int64(tid)", "per", "threads"):
                     self.put(f"{name}_acc = {rule.merged(f'{name}_acc', f'{name}[group * per + k]', CUDA_COMBINING)}")
                 self.block_reduce(f"{name}_acc", rule)

@@ -11,13 +11,15 @@ from typing import Any, ParamSpec
 
 import numpy as np
 
+from sweepgrad.arrays import host
 from sweepgrad.dtypes import FLOATS, DType
+from sweepgrad.elements import dense
 from sweepgrad.errors import ArgumentError
 from sweepgrad.kernels.scalars import CPU
 from sweepgrad.ops.op import DEFERRED, OPS, Accepts, Elementwise, Interval, Kink, Partials, Result, describe
-from sweepgrad.ops.plan import binary, ternary, unary
+from sweepgrad.ops.short import binary, ternary, unary
 from sweepgrad.shortage import again
-from sweepgrad.tensor import Tensor, dense
+from sweepgrad.tensor import DeviceTensor, Tensor
 
 P = ParamSpec("P")
 
@@ -573,8 +575,8 @@ def pow(x1: Any, x2: Any, /) -> Tensor:  # noqa: D103  # the row's docstring
 
 
 def _refuse_negative_exponents(x1: Any, x2: Any) -> None:
-    if type(x1) in DEFERRED or type(x2) in DEFERRED:
+    if any(type(x) in DEFERRED and type(x) is not DeviceTensor for x in (x1, x2)):
         return
     base, exponent = (dense(x) if isinstance(x, Tensor) else np.asarray(x) for x in (x1, x2))
-    if base.dtype.kind in "biu" and exponent.dtype.kind in "iu" and exponent.min(initial=0) < 0:
+    if base.dtype.kind in "biu" and exponent.dtype.kind in "iu" and host(exponent).min(initial=0) < 0:
         raise ArgumentError("`pow` of integers to a negative integer power: convert the base to a float dtype first")

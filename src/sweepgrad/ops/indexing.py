@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
 import numpy as np
 
-from sweepgrad.dtypes import Array
+from sweepgrad.arrays import add_at, filled, is_on_device
+from sweepgrad.dtypes import CANONICAL, Array
+from sweepgrad.elements import dense
 from sweepgrad.errors import ArgumentError, AxisError, DTypeError, ShapeError
 from sweepgrad.ops.structural import Call, argument, normal_axis, run, structural
 from sweepgrad.shortage import attempt
-from sweepgrad.tensor import Tensor, dense
+from sweepgrad.tensor import Tensor
 
 
 def _scatter(ct: Array, key: Any, shape: tuple[int, ...], basic: bool) -> Array:
     """Zeros of `shape` with `ct` added at `key`: what reading at `key` is differentiated to."""
-    out = np.zeros(shape, ct.dtype)
+    out: Array = filled(math.prod(shape), 0, CANONICAL[ct.dtype], ct).reshape(shape)
     if basic:  # no element is named twice, so plain assignment does, many times faster than `np.add.at`
         out[key] = ct
     else:
-        np.add.at(out, key, ct)
+        add_at(out, key, ct)
     return out
 
 
@@ -29,7 +32,7 @@ def _add(total: Array, ct: Array, key: Any, basic: bool) -> None:
     if basic:
         total[key] += ct
     else:
-        np.add.at(total, key, ct)
+        add_at(total, key, ct)
 
 
 def _scatter_vjp(ct: Tensor, call: Call) -> list[Tensor]:
@@ -56,8 +59,20 @@ def scatter(x: Any, /, key: Any, shape: tuple[int, ...]) -> Tensor:
     return run("scatter", [argument("scatter", x)], key=arrays, shape=tuple(shape), basic=basic)
 
 
+def _getitem(x: Array, key: Any, basic: bool) -> Any:
+    if not basic and is_on_device(x):
+        _check_bounds(x.shape, key)
+    return x[key]
+
+
+def _check_bounds(shape: tuple[int, ...], key: tuple[Any, ...]) -> None:
+    """Raise IndexError as NumPy does, where an index in main memory is out of range: a GPU would not say so."""
+    if not any(map(is_on_device, key)):
+        np.broadcast_to(np.zeros((), np.int8), shape)[key]  # without elements of its own
+
+
 @structural(
-    forward=lambda x, key, basic: x[key],
+    forward=_getitem,
     vjp=_getitem_vjp,
     onto=_add,
     like="x[key]",
@@ -98,8 +113,11 @@ def _normal_key(op: str, key: Any) -> tuple[tuple[Any, ...], bool]:
             if normal[-1].step == 0:
                 raise ArgumentError(f"`{op}` needs a slice with a step other than 0; found {part}")
         elif isinstance(part, (Tensor, np.ndarray, list, bool, np.bool_)):
-            array = attempt(op, np.asarray, dense(part) if isinstance(part, Tensor) else part)
-            array = attempt(op, np.array, array)  # of an object, it takes what its `__array__` gives for a copy
+            if isinstance(part, Tensor) and is_on_device(dense(part)):
+                array: Any = dense(part)  # which nobody writes to
+            else:
+                array = attempt(op, np.asarray, dense(part) if isinstance(part, Tensor) else part)
+                array = attempt(op, np.array, array)  # of an object, it takes what its `__array__` gives for a copy
             if array.size == 0 and isinstance(part, list):
                 array = array.astype(np.intp)
             if array.dtype.kind not in "iub":
@@ -120,8 +138,14 @@ def _integer(op: str, value: Any) -> int:
         ) from None
 
 
+def _take(x: Array, indices: Any, axis: int) -> Any:
+    if is_on_device(x):
+        _check_bounds(x.shape, (slice(None),) * axis + (indices,))
+    return np.take(x, indices, axis)
+
+
 @structural(
-    forward=np.take,
+    forward=_take,
     vjp=lambda ct, call: [
         run(
             "scatter",
@@ -146,8 +170,11 @@ def take(x: Any, /, indices: Any, *, axis: int | None = None) -> Tensor:
     """
     x = argument("take", x)
     # An array first: of an object, `np.array` takes what its `__array__` gives for a copy.
-    positions = attempt("take", np.asarray, dense(indices) if isinstance(indices, Tensor) else indices)
-    positions = attempt("take", np.array, positions)
+    if isinstance(indices, Tensor) and is_on_device(dense(indices)):
+        positions: Any = dense(indices)
+    else:
+        positions = attempt("take", np.asarray, dense(indices) if isinstance(indices, Tensor) else indices)
+        positions = attempt("take", np.array, positions)
     if positions.size == 0 and isinstance(indices, (list, tuple)):
         positions = positions.astype(np.intp)  # of no number, NumPy makes floats
     if positions.dtype.kind not in "iu":

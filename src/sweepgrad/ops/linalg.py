@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sweepgrad.arrays import is_on_device
 from sweepgrad.dtypes import Array, as_dtype
 from sweepgrad.errors import AxisError, DTypeError, ShapeError
 from sweepgrad.ops.plan import broadcast_shape, unbroadcast
@@ -59,6 +60,8 @@ def _shaped(ct: Tensor, like: Any) -> Tensor:
 
 @np.errstate(all="ignore")  # as the kernels, which do not warn of infinities either
 def _matmul(x1: Array, x2: Array) -> Array:
+    if is_on_device(x1):
+        return x1 @ x2
     # `dot` is 0.5 us faster where they are the same: it takes a matrix of one element for a number, and whatever is
     # scaled by the number 0 for 0, infinity and NaN, too.
     same = x1.ndim <= 2 and x2.ndim <= 2 and x1.size != 1 != x2.size

@@ -1,4 +1,7 @@
-"""Holds and runs compiled loops: kernels for few and for many elements, and the forms in which they take inputs."""
+"""Holds and runs compiled loops: kernels for few and for many elements, and the forms in which they take inputs.
+
+Where the arrays are on a GPU, a loop hands over to its `Launcher`, which takes the same.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from sweepgrad.arrays import is_on_device
 from sweepgrad.dtypes import DTYPES, Array, DType
-from sweepgrad.kernels import emit, workers
+from sweepgrad.kernels import emit, gpu, workers
 from sweepgrad.kernels.buffers import POOLED_FROM, empty
 from sweepgrad.kernels.cpu import Kernel, compile_kernel
 from sweepgrad.kernels.emit import Slot, elementwise
@@ -67,7 +71,9 @@ class _Run(NamedTuple):
 class Loop:
     """A kernel for one set of expressions, compiled when first needed, in the variants that sizes ask for."""
 
-    __slots__ = ("_build", "_plain", "_plain_source", "_runs", "_streams", "_variants", "_whole", "kinds", "results")
+    __slots__ = (
+        "_build", "_launcher", "_plain", "_plain_source", "_runs", "_streams", "_variants", "_whole", "kinds", "results",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -91,6 +97,7 @@ class Loop:
         self._runs: dict[tuple[int, int, int], _Run] = {}
         self._plain: Kernel | None = None
         self._plain_source = functools.partial(elementwise, targets, slots, dtype)
+        self._launcher: gpu.Launcher | None = None
 
     def kernel(self) -> Kernel:
         """The entry point for few elements where nothing is reduced: takes the inputs and the outputs.
@@ -118,6 +125,8 @@ class Loop:
 
         `outs` are arrays to be written to instead of new ones, none of which may share memory with an input.
         """
+        if gpu.loaded is not None and any(map(is_on_device, inputs)):
+            return self.launcher().over(inputs, n, rows=rows, groups=groups, outs=outs)
         key = (n, rows, groups)
         run = self._runs.get(key) or self._prepared(*key)
         given = outs or [make(size, dtype) for make, size, dtype in run.outs]
@@ -130,6 +139,13 @@ class Loop:
         temporary += [np.empty((count, length), dtype) for length, dtype in run.working]
         workers.run(run.kernel, (*inputs, *run.lengths, task, *temporary, *given), task, count)
         return given
+
+    def launcher(self) -> gpu.Launcher:
+        """The same for arrays on a GPU."""
+        if self._launcher is None:
+            targets, slots, dtype = self._build.args  # type: ignore[attr-defined]
+            self._launcher = gpu.Launcher(targets, slots, dtype)
+        return self._launcher
 
     def _prepared(self, n: int, rows: int, groups: int) -> _Run:
         """What runs for these sizes, found once: on few elements it takes longer to find than to run."""
@@ -212,11 +228,16 @@ def kinds_of(args: Sequence[Any], shape: tuple[int, ...]) -> tuple[str, int]:
 
 def run_strided(loop: Loop, values: Sequence[Any], shape: tuple[int, ...]) -> Sequence[Array]:
     """The outputs, flat, of a kernel of strided inputs: arrays that broadcast to `shape`, or numbers."""
+    views = [
+        np.broadcast_to(value, shape) if kind == "x" else value for value, kind in zip(values, loop.kinds, strict=True)
+    ]
+    arrays = [view for view, kind in zip(views, loop.kinds, strict=True) if kind == "x"]
+    lengths, strides = _coalesce(shape, [array.strides for array in arrays])
+    if any(map(is_on_device, arrays)):
+        steps = [[step // x.dtype.itemsize for step in own] for own, x in zip(strides, arrays, strict=True)]
+        return loop.launcher().strided(views, lengths, steps)
     size = math.prod(shape)
     outs = [empty(size, dtype) for _, dtype in loop.results]
-    views = [np.broadcast_to(value, shape) if isinstance(value, np.ndarray) else value for value in values]
-    arrays = [view for view in views if isinstance(view, np.ndarray)]
-    lengths, strides = _coalesce(shape, [array.strides for array in arrays])
     missing = emit.STRIDED_NDIM - len(lengths)
     lengths = [1] * missing + lengths
     strides = [[0] * missing + list(own) for own in strides]

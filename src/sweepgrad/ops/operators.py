@@ -14,9 +14,10 @@ import numpy as np
 
 from sweepgrad.errors import DTypeError, ImmutableError, ShapeError
 from sweepgrad.grad_mode import mode
-from sweepgrad.ops import indexing, shape
+from sweepgrad.ops import device, indexing, shape
 from sweepgrad.ops.op import OPS, Elementwise
-from sweepgrad.ops.plan import OPERANDS, binary, call, unknown_operand
+from sweepgrad.ops.plan import call
+from sweepgrad.ops.short import OPERANDS, binary, unknown_operand
 from sweepgrad.tensor import Tensor
 
 OPERATORS = {
@@ -167,7 +168,7 @@ def _array_function(self: Tensor, func: Any, types: Any, args: Any, kwargs: Any)
     def plain(value: Any) -> Any:
         if isinstance(value, (list, tuple)):
             return type(value)(map(plain, value))
-        return value.numpy() if isinstance(value, Tensor) else value
+        return value.__array__() if isinstance(value, Tensor) else value
 
     given = [plain(value) for value in args], {name: plain(value) for name, value in kwargs.items()}
     try:
@@ -200,6 +201,7 @@ def attach() -> bool:
     """Give `Tensor` its operators, methods and properties; whether it did not have them yet."""
     if "__add__" in vars(Tensor):
         return False
+    device.serve()
     operators = {f"__{name}__": (_operator(op), op) for name, op in (OPERATORS | COMPARISONS).items()}
     operators |= {f"__r{name}__": (_reflected(op), op) for name, op in OPERATORS.items()}
     for name, symbol in IN_PLACE.items():

@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from sweepgrad.anomaly import enter, short_way, watched
-from sweepgrad.dtypes import CANONICAL, DTYPES, FLOATS, Array, DType, refused_dtype
+from sweepgrad.anomaly import enter, watched
+from sweepgrad.arrays import as_number, contiguous, filled, is_array
+from sweepgrad.dtypes import CANONICAL, DTYPES, Array, DType, refused_dtype
+from sweepgrad.elements import dense, flat
 from sweepgrad.errors import DTypeError, ShapeError
 from sweepgrad.grad_mode import mode
 from sweepgrad.graph.node import Node
@@ -28,7 +30,7 @@ from sweepgrad.ops.loop import LARGE, Loop, kinds_of, run_strided
 from sweepgrad.ops.op import DEFERRED, OPS, Elementwise, evaluate, reject, scaled
 from sweepgrad.sharing import as_array, copied
 from sweepgrad.shortage import again, attempt
-from sweepgrad.tensor import WATCHERS, Tensor, attach, dense, flat, make, record, wrap
+from sweepgrad.tensor import WATCHERS, Tensor, attach, make, record, wrap
 
 BOOL = DTYPES["bool"]
 FLOAT64 = DTYPES["float64"]
@@ -38,6 +40,28 @@ _empty = np.empty
 
 _CT = symbol("ct")
 """The incoming cotangent, in the expressions of backward kernels."""
+
+
+# By count of values and positions picked: a lambda for each, since a general one takes four times as long.
+_PICKERS: dict[tuple[int, tuple[int, ...]], Callable[..., tuple[Any, ...]]] = {
+    (2, ()): lambda x, y: (),
+    (2, (0,)): lambda x, y: (x,),
+    (2, (1,)): lambda x, y: (y,),
+    (2, (0, 1)): lambda x, y: (x, y),
+    (3, ()): lambda x1, x2, y: (),
+    (3, (0,)): lambda x1, x2, y: (x1,),
+    (3, (1,)): lambda x1, x2, y: (x2,),
+    (3, (2,)): lambda x1, x2, y: (y,),
+    (3, (0, 1)): lambda x1, x2, y: (x1, x2),
+    (3, (0, 2)): lambda x1, x2, y: (x1, y),
+    (3, (1, 2)): lambda x1, x2, y: (x2, y),
+    (3, (0, 1, 2)): lambda x1, x2, y: (x1, x2, y),
+}
+
+
+def _picker(positions: tuple[int, ...], count: int) -> Callable[..., tuple[Any, ...]]:
+    """A function of `count` values that returns those at `positions` as a tuple."""
+    return _PICKERS.get((count, positions)) or (lambda *values: tuple([values[k] for k in positions]))
 
 
 class Plan:
@@ -179,17 +203,18 @@ class Plan:
         values: dict[str, Any] = {"ct": ct}
         names, dtypes = [*self.op.inputs, "y"], [*self._input_dtypes(), self.dtype.name]
         for k, value in zip(self.saves, saved, strict=True):
-            if not isinstance(value, np.ndarray) and k not in nodes:
+            if not is_array(value) and k not in nodes:
                 values[names[k]] = value
                 continue
-            array = value if isinstance(value, np.ndarray) else np.full(1, value, self.dtype)
+            array = value if is_array(value) else np.full(1, value, self.dtype)
             tensor = _view(array, shapes[k], DTYPES[dtypes[k]])
             values[names[k]] = attach(tensor, nodes[k]) if k in nodes else tensor
         parts = [scaled(_CT, self.op.replayed[k]) for k in self.tracked]
         if self.merged:
             parts = [functools.reduce(operator.add, parts)]
-        grads = evaluate(parts, values, lambda number: wrap(np.asarray(number, self.dtype)))
-        zero = make(np.zeros(math.prod(node.shape), self.dtype), None, node.shape, self.dtype, None)
+        there = dense(ct)
+        grads = evaluate(parts, values, lambda one: wrap(filled(1, one, self.dtype, there).reshape(())))
+        zero = make(filled(math.prod(node.shape), 0, self.dtype, there), None, node.shape, self.dtype, None)
         return tuple(grad if isinstance(grad, Tensor) else zero for grad in grads)
 
 
@@ -230,7 +255,7 @@ class BroadcastPlan(Plan):
         *values, row, shapes = saved
         shape, size = node.shape, ct.size
         if not size:
-            return tuple([np.zeros(math.prod(shapes[k]), self.dtype) for k in self.tracked])
+            return tuple([filled(math.prod(shapes[k]), 0, self.dtype, ct) for k in self.tracked])
         outs: Sequence[Array] = ()
         if "x" not in self.kinds:
             if self.computed:
@@ -280,7 +305,11 @@ def _called(op: Elementwise, args: Sequence[Any]) -> Any:
     for arg in args:
         if type(arg) in DEFERRED:
             return DEFERRED[type(arg)](op, args, {})
-    values = [_argument(op.name, arg) for arg in args]
+    return computed(op, [as_operand(op.name, arg) for arg in args])
+
+
+def computed(op: Elementwise, values: list[Any], plan_kind: type[Plan] = Plan) -> Tensor:
+    """`op` on tensors, all on one device, and Python numbers."""
     if op.result == "bool":
         values = _comparable(values)
     dtype = common_dtype(op, values)
@@ -288,7 +317,7 @@ def _called(op: Elementwise, args: Sequence[Any]) -> Any:
     if not any([isinstance(value, Tensor) for value in values]):  # noqa: C419  # a generator takes longer
         values[0] = wrap(np.asarray(values[0], BOOL if op.condition else dtype))
     if op.whole and dtype.kind in "iu":
-        return values[0]
+        return values[0]  # type: ignore[no-any-return]
     shape, size, kinds, row, plain = _layout(op.name, values)
     tracked: tuple[int, ...] = ()
     if op.differentiable and mode.enabled:
@@ -296,10 +325,10 @@ def _called(op: Elementwise, args: Sequence[Any]) -> Any:
         if op.condition and tracked[:1] == (0,):
             tracked = tracked[1:]
     merged = plain and op.arity == len(tracked) == 2 and values[0]._node is values[1]._node
-    plan = plan_for(op, dtype, kinds, tracked, plain=plain, merged=merged)
+    plan = plan_for(op, dtype, kinds, tracked, plain=plain, merged=merged, kind=plan_kind)
     parts = [_part(value, kind) for value, kind in zip(values, kinds, strict=True)]
     if not size:
-        out = _empty(0, plan.result)
+        out = contiguous(dense(next(v for v in values if isinstance(v, Tensor))))[:0].astype(plan.result)
     elif "x" in kinds:
         (out,) = run_strided(plan.forward, parts, shape)
     else:
@@ -309,7 +338,7 @@ def _called(op: Elementwise, args: Sequence[Any]) -> Any:
     if not tracked:
         return result
     saved = plan.pick(*parts, out if "x" not in kinds else out.reshape(shape))
-    nbytes = sum([value.nbytes for value in saved if isinstance(value, np.ndarray)])
+    nbytes = sum([value.nbytes for value in saved if is_array(value)])
     if not plain:
         saved = (*saved, row, tuple([v._shape if isinstance(v, Tensor) else () for v in values]))
     links = tuple([values[k]._node for k in (tracked[:1] if merged else tracked)])
@@ -349,16 +378,17 @@ def plan_for(
     *,
     plain: bool,
     merged: bool = False,
+    kind: type[Plan] = Plan,
     table: dict[DType, Plan] | None = None,
 ) -> Plan:
     """The plan for these kinds, made when first asked for; `plain` if nothing is broadcast.
 
     With `table`, the plan is also entered there by its dtype, with its small kernel compiled, for the short way.
     """
-    key = (dtype, kinds, tracked, plain, merged)
+    key = (dtype, kinds, tracked, plain, merged, kind)
     plan: Plan | None = op.plans.get(key)
     if plan is None:
-        plan = Plan(op, dtype, kinds, tracked, merged=merged) if plain else BroadcastPlan(op, dtype, kinds, tracked)
+        plan = kind(op, dtype, kinds, tracked, merged=merged) if plain else BroadcastPlan(op, dtype, kinds, tracked)
         op.plans[key] = plan
     if table is not None:
         plan.small = plan.forward.kernel()
@@ -373,11 +403,11 @@ def _part(value: Any, kind: str) -> Any:
     if kind == "x":
         return dense(value)
     if kind == "s":
-        return value.item()
+        return as_number(dense(value))
     return value._flat
 
 
-def _argument(op: str, value: Any) -> Any:
+def as_operand(op: str, value: Any) -> Any:
     """`value` as a tensor or a Python number."""
     if isinstance(value, (Tensor, bool, int, float)) and not isinstance(value, np.generic):
         return value
@@ -456,145 +486,3 @@ def broadcast_shape(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[int, ..
             f"`{op}` cannot broadcast shapes {' and '.join(map(str, shapes))}: aligned at the last axis, lengths must "
             "be equal or 1"
         ) from None
-
-
-# --- the functions that users call ----------------------------------------------------------------------------------
-
-
-# By count of values and positions picked: a lambda for each, since a general one takes four times as long.
-_PICKERS: dict[tuple[int, tuple[int, ...]], Callable[..., tuple[Any, ...]]] = {
-    (2, ()): lambda x, y: (),
-    (2, (0,)): lambda x, y: (x,),
-    (2, (1,)): lambda x, y: (y,),
-    (2, (0, 1)): lambda x, y: (x, y),
-    (3, ()): lambda x1, x2, y: (),
-    (3, (0,)): lambda x1, x2, y: (x1,),
-    (3, (1,)): lambda x1, x2, y: (x2,),
-    (3, (2,)): lambda x1, x2, y: (y,),
-    (3, (0, 1)): lambda x1, x2, y: (x1, x2),
-    (3, (0, 2)): lambda x1, x2, y: (x1, y),
-    (3, (1, 2)): lambda x1, x2, y: (x2, y),
-    (3, (0, 1, 2)): lambda x1, x2, y: (x1, x2, y),
-}
-
-
-def _picker(positions: tuple[int, ...], count: int) -> Callable[..., tuple[Any, ...]]:
-    """A function of `count` values that returns those at `positions` as a tuple."""
-    return _PICKERS.get((count, positions)) or (lambda *values: tuple([values[k] for k in positions]))
-
-
-OPERANDS = (Tensor, bool, int, float, np.ndarray, np.generic)
-"""Types that operators take beside a tensor."""
-
-
-def unknown_operand(op: str, other: object) -> Any:
-    """What arithmetic answers: NotImplemented, for Python to ask `other`, but not a sequence, which repeats itself."""
-    if isinstance(other, (list, tuple, str, bytes, bytearray)):
-        raise reject(op, other)
-    return NotImplemented
-
-
-def unary(op: Elementwise) -> Callable[[Any], Any]:
-    """The function of one input."""
-    untracked: dict[DType, Plan] = short_way()
-    tracked: dict[DType, Plan] = short_way()
-    keep = op.differentiable
-    quick = FLOATS if op.accepts != "bits" else ()
-
-    def function(x, /):  # type: ignore[no-untyped-def]
-        try:
-            if type(x) is Tensor and (a := x._flat) is not None:
-                parent: Any = x._node
-                track = parent is not None and keep and mode.enabled
-                plan = (tracked if track else untracked).get(x._dtype)
-                if plan is not None:
-                    size = a.size
-                    if size < LARGE:
-                        out = _empty(size, plan.result)
-                        plan.small(a, out)
-                    else:
-                        (out,) = plan.forward.run(size, a)
-                    result = make(out, None, x._shape, plan.result, None)
-                    return record(result, plan, plan.pick(a, out), parent, plan.saved_size * size) if track else result
-                if x._dtype in quick:
-                    table = tracked if track else untracked
-                    plan_for(op, x._dtype, "v", (0,) if track else (), plain=True, table=table)
-        except MemoryError as error:
-            return again(error, op.name, function, x)
-        return call(op, (x,))
-
-    return function
-
-
-def binary(  # noqa: PLR0915  # as below
-    op: Elementwise, *, unknown: Callable[[str, Any], Any] | None = None
-) -> Callable[[Any, Any], Any]:
-    """The function of two inputs; an operator has `unknown` to answer to a type that it does not know."""
-    # By which inputs are tracked (bit 0: first, bit 1: second), for two tensors and for a tensor and a number.
-    both: tuple[dict[DType, Plan], ...] = tuple(short_way() for _ in range(5))  # the last for one tensor twice
-    number: tuple[dict[DType, Plan], ...] = (short_way(), short_way())
-    keep = op.differentiable
-    quick = FLOATS if op.accepts != "bits" else ()
-
-    def function(x1, x2, /):  # type: ignore[no-untyped-def]  # noqa: PLR0912  # a call for each branch costs 5 %
-        try:
-            if type(x1) is Tensor and (a := x1._flat) is not None:
-                shape = x1._shape
-                dtype = x1._dtype
-                b: Any
-                parents: Any = None
-                plans: Any = None
-                if type(x2) is Tensor:
-                    if x2._shape == shape and x2._dtype is dtype and (b := x2._flat) is not None:
-                        first = x1._node
-                        second = x2._node
-                        if (first is None and second is None) or not keep or not mode.enabled:
-                            plans = both[0]
-                        elif second is None:
-                            plans, parents = both[1], first
-                        elif first is None:
-                            plans, parents = both[2], second
-                        elif first is second:
-                            plans, parents = both[4], first
-                        else:
-                            plans, parents = both[3], (first, second)
-                elif type(x2) is float or type(x2) is int:
-                    b = x2 if type(x2) is float else float(x2)
-                    first = x1._node
-                    if first is None or not keep or not mode.enabled:
-                        plans = number[0]
-                    else:
-                        plans, parents = number[1], first
-                if plans is not None:
-                    plan = plans.get(dtype)
-                    if plan is not None:
-                        size = a.size
-                        if size < LARGE:
-                            out = _empty(size, plan.result)
-                            plan.small(a, b, out)
-                        else:
-                            (out,) = plan.forward.run(size, a, b)
-                        result = make(out, None, shape, plan.result, None)
-                        if parents is None:
-                            return result
-                        return record(result, plan, plan.pick(a, b, out), parents, plan.saved_size * size)
-                    if dtype in quick:
-                        kinds = "vv" if type(x2) is Tensor else "vs"
-                        tracked = tuple(k for k, x in enumerate((x1, x2)) if parents and type(x) is Tensor and x._node)
-                        plan_for(op, dtype, kinds, tracked, plain=True, merged=plans is both[4], table=plans)
-        except MemoryError as error:
-            return again(error, op.name, function, x1, x2)
-        if unknown is not None and not isinstance(x2, OPERANDS):
-            return unknown(op.name, x2)
-        return call(op, (x1, x2))
-
-    return function
-
-
-def ternary(op: Elementwise) -> Callable[[Any, Any, Any], Any]:
-    """The function of three inputs."""
-
-    def function(x1, x2, x3, /):  # type: ignore[no-untyped-def]
-        return call(op, (x1, x2, x3))
-
-    return function

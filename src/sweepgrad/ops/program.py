@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from sweepgrad.anomaly import watched
+from sweepgrad.arrays import as_number, contiguous, filled, together
 from sweepgrad.dtypes import Array, DType
+from sweepgrad.elements import dense, flat
 from sweepgrad.grad_mode import mode
 from sweepgrad.graph.node import Node, Rule
 from sweepgrad.kernels.expr import Expr, call, const, is_const, reduce, reduction, symbol, symbols, topological
@@ -25,7 +27,7 @@ from sweepgrad.kernels.passes import AXES
 from sweepgrad.ops.loop import Loop
 from sweepgrad.ops.op import OPS, Elementwise, once, scaled
 from sweepgrad.shortage import again
-from sweepgrad.tensor import WATCHERS, Tensor, attach, flat, make, record
+from sweepgrad.tensor import WATCHERS, Tensor, attach, make, record
 
 _LENGTH = {"I": symbol("height"), "J": symbol("width")}
 
@@ -57,15 +59,14 @@ class Place:
     def load(self, array: Array) -> Any:
         """What a nest takes for the elements `array`, flat."""
         if self.kind == "s":
-            return array[0].item()
+            return as_number(array)
         if self.natural:
             return array
         lengths = [1] * len(self.space)
         for axis in self.axes:
             lengths[axis] = self.space[axis]
         own = array.reshape([self.space[axis] for axis in self.axes]).transpose(np.argsort(self.axes)).reshape(lengths)
-        whole = np.broadcast_to(own, self.space) if self.kind == "v" else own
-        return np.ascontiguousarray(whole).reshape(-1)
+        return contiguous(np.broadcast_to(own, self.space) if self.kind == "v" else own)
 
     def store(self, array: Array) -> Array:
         """The elements, flat, of what a nest gave; summed over the axes along which `load` repeats."""
@@ -73,10 +74,18 @@ class Place:
             return array
         if self.kind == "v":
             missing = tuple(k for k in range(len(self.space)) if k not in self.axes)
-            array = array.reshape(self.space).sum(axis=missing)
+            array = _summed(array, self.space, missing)
         lengths = [self.space[axis] for axis in sorted(self.axes)]
         order = np.argsort(np.argsort(self.axes))
-        return np.ascontiguousarray(array.reshape(lengths).transpose(order)).reshape(-1)
+        return contiguous(array.reshape(lengths).transpose(order))  # type: ignore[no-any-return]
+
+
+def _summed(array: Any, space: tuple[int, ...], axes: tuple[int, ...]) -> Any:
+    """`array`, of the lengths `space`, summed over `axes`."""
+    if type(array) is np.ndarray:
+        return array.reshape(space).sum(axis=axes)
+    whole = make(array, None, space, array.dtype, None)
+    return dense(OPS["sum"].function(whole, axis=axes))
 
 
 def place(shape: tuple[int, ...], dtype: DType, axes: tuple[int, ...], space: tuple[int, ...], cut: int) -> Place:
@@ -129,7 +138,8 @@ class Program:
     def run(self, arrays: Sequence[Array], numbers: Sequence[float]) -> list[Array]:
         """The outputs, flat, for inputs that are flat."""
         try:
-            return self._run(arrays, numbers)
+            with together(self.name, arrays):
+                return self._run(arrays, numbers)
         except MemoryError as error:
             return again(error, self.name, self._run, arrays, numbers)
 
@@ -141,10 +151,10 @@ class Program:
         for k, number in enumerate(numbers):
             env[f"k{k}"] = number
         for stage in self.stages:
-            inputs = [env[name][0].item() if name in stage.numbers else env[name] for name in stage.reads]
+            inputs = [as_number(env[name]) if name in stage.numbers else env[name] for name in stage.reads]
             env.update(zip(stage.writes, stage.loop.over(inputs, self.n, rows=self.rows), strict=True))
         return [
-            np.zeros(math.prod(one.shape), one.dtype) if one.kind == UNREAD else one.store(env[f"o{k}"])
+            filled(math.prod(one.shape), 0, one.dtype, arrays[0]) if one.kind == UNREAD else one.store(env[f"o{k}"])
             for k, (_, one) in enumerate(self.outputs)
         ]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sweepgrad.arrays import contiguous
 from sweepgrad.dtypes import CANONICAL, DTYPES, Array, DType
 from sweepgrad.kernels.expr import reduce, symbol
 from sweepgrad.kernels.scalars import REDUCTIONS
@@ -45,13 +46,13 @@ class Reducer:
         """`x` reduced over `axes`; `dtype` is the result's, by default x's."""
         result = CANONICAL[x.dtype if dtype is None else dtype]
         way = self._way(x.shape, x.strides, axes, keepdims, x.dtype, result)
-        flat = np.ascontiguousarray(x if way.order is None else x.transpose(way.order)).reshape(-1)
+        flat = contiguous(x if way.order is None else x.transpose(way.order))
         for loop, n, rows, groups in way.steps:
             (flat,) = loop.over([flat], n, rows=rows, groups=groups)
         if way.count is not None:
             flat = _divided(flat, way.count).astype(result)
         if way.back is not None:
-            flat = flat.reshape(way.remaining).transpose(way.back).reshape(-1)
+            flat = contiguous(flat.reshape(way.remaining).transpose(way.back))
         return make(flat, None, way.kept, result, None)
 
     def _find_way(
@@ -115,7 +116,7 @@ class Reducer:
 
 @np.errstate(all="ignore")  # as the kernels, which do not warn of a mean of nothing either
 def _divided(total: Array, count: int) -> Array:
-    return np.asarray(total / count)
+    return total / count
 
 
 def _computed(dtype: DType, result: DType) -> str:

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from sweepgrad.arrays import empty, filled, is_on_device
 from sweepgrad.dtypes import CANONICAL, DTYPES, Array, DType, as_dtype
+from sweepgrad.elements import dense
 from sweepgrad.errors import DTypeError, ShapeError
 from sweepgrad.fusion import Fused, fuse, in_float64
-from sweepgrad.kernels.buffers import empty
 from sweepgrad.ops.elementwise import (
     equal,
     exp,
@@ -51,8 +52,8 @@ def _repeat(reduced: Array, shape: tuple[int, ...], axes: tuple[int, ...]) -> Te
 
     Written out, since most consumers want contiguous data, and `np.broadcast_to` alone takes 5 us.
     """
-    flat = empty(math.prod(shape), CANONICAL[reduced.dtype])
-    if reduced.size == 1:
+    flat = empty(math.prod(shape), CANONICAL[reduced.dtype], reduced)
+    if reduced.size == 1 and not is_on_device(reduced):
         flat.fill(reduced.item())
     else:
         flat.reshape(shape)[...] = reduced.reshape([1 if k in axes else n for k, n in enumerate(shape)])
@@ -158,7 +159,7 @@ def _products_of_others(x: Tensor) -> Tensor:
         left, right, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
         levels.append((left, right))
         x = concat([left * right, rest], axis=-1)
-    others = wrap(np.ones(x.shape, x.dtype))
+    others = wrap(filled(x.size, 1, x.dtype, dense(x)).reshape(x.shape))
     for left, right in reversed(levels):
         half = left.shape[-1]
         pair, rest = others[..., :half], others[..., half:]
@@ -318,8 +319,16 @@ def _position(name: str, x: Any, axis: int | None, keepdims: bool) -> Tensor:
     return run(name, [x], axis=chosen, keepdims=keepdims)
 
 
+def _argmax(x: Any, axis: int | None, keepdims: bool) -> Any:
+    return np.argmax(x, axis=axis, keepdims=keepdims)
+
+
+def _argmin(x: Any, axis: int | None, keepdims: bool) -> Any:
+    return np.argmin(x, axis=axis, keepdims=keepdims)
+
+
 @structural(
-    forward=lambda x, axis, keepdims: np.asarray(np.argmax(x, axis=axis, keepdims=keepdims)),
+    forward=_argmax,
     vjp=None,
     like="np.argmax(x, axis=axis, keepdims=keepdims)",
     cases=_ARG_CASES,
@@ -334,7 +343,7 @@ def argmax(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Ten
 
 
 @structural(
-    forward=lambda x, axis, keepdims: np.asarray(np.argmin(x, axis=axis, keepdims=keepdims)),
+    forward=_argmin,
     vjp=None,
     like="np.argmin(x, axis=axis, keepdims=keepdims)",
     cases=_ARG_CASES,

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sweepgrad.arrays import moved, resolved
 from sweepgrad.dtypes import Array, DType, as_dtype
 from sweepgrad.errors import ArgumentError, DTypeError, ShapeError
 from sweepgrad.ops.plan import unbroadcast
@@ -75,6 +76,32 @@ def astype(x: Any, /, dtype: Any, *, copy: bool = True) -> Tensor:
     x = argument("astype", x)
     target = as_dtype("astype", dtype)
     return x if target is x._dtype and not copy else run("astype", [x], dtype=target)
+
+
+@structural(
+    forward=lambda x, device, source: moved(x, device),
+    vjp=lambda ct, call: [to_device(ct, call.params["source"])],
+    like="x",
+    cases=[([(2, 3)], {"device": "cpu"})],
+)
+def to_device(x: Any, /, device: str, *, stream: None = None) -> Tensor:
+    """x on `device`, `"cpu"`, `"cuda"` or `"cuda:0"` and so on; x itself if it is there. Differentiable.
+
+    Args:
+        x: tensor of any shape and dtype.
+        device: where the result is to be; `"cuda"` is the current GPU.
+        stream: None: the copy is part of the current stream.
+
+    Raises:
+        ValueError: for an unknown device.
+        RuntimeError: if there is no such device (`DeviceError`).
+        ImportError: if there is no package for devices (`MissingDependencyError`).
+    """
+    x = argument("to_device", x)
+    if stream is not None:
+        raise ArgumentError("`to_device` takes no stream: make yours the current one, and the copy is part of it")
+    target = resolved("to_device", device)
+    return x if target == x.device else run("to_device", [x], device=target, source=x.device)
 
 
 @structural(

@@ -16,7 +16,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sweepgrad.anomaly import watched
+from sweepgrad.arrays import is_on_device
 from sweepgrad.dtypes import Array, DType
+from sweepgrad.elements import dense, flat
 from sweepgrad.errors import AxisError, DTypeError
 from sweepgrad.grad_mode import mode
 from sweepgrad.graph.node import Node, Rule
@@ -24,7 +26,7 @@ from sweepgrad.ops.op import DEFERRED, OPS, Op, describe, reject
 from sweepgrad.ops.plan import from_array
 from sweepgrad.sharing import as_array
 from sweepgrad.shortage import again, attempt
-from sweepgrad.tensor import WATCHERS, Tensor, attach, dense, flat, make, record, wrap
+from sweepgrad.tensor import WATCHERS, Tensor, attach, make, record, wrap
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -93,7 +95,7 @@ class Structural(Composed):
         """Compute, and record if an input is tracked."""
         arrays = [dense(tensor) for tensor in tensors]
         found = self.forward(*arrays, **params)
-        result = found if type(found) is Tensor else wrap(np.asarray(found))
+        result = found if isinstance(found, Tensor) else wrap(found if is_on_device(found) else np.asarray(found))
         rule = watched(self, tensors, result) if WATCHERS else self
         if not mode.enabled or self.vjp is None or result._dtype.kind != "f":
             return result

@@ -15,13 +15,14 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sweepgrad.dtypes import DTYPES, DType
+from sweepgrad.elements import NOTHING
 from sweepgrad.errors import FuseError, site
 from sweepgrad.grad_mode import mode
 from sweepgrad.kernels.expr import Expr, call, const, reduce, symbol
 from sweepgrad.kernels.scalars import REDUCTIONS
 from sweepgrad.ops.op import DEFERRED, OPS, Elementwise, Op
 from sweepgrad.ops.plan import broadcast_shape, common_dtype
-from sweepgrad.tensor import NOTHING, Tensor
+from sweepgrad.tensor import Tensor
 
 Label = int | None
 

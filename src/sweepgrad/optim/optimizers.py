@@ -10,16 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-
+from sweepgrad.arrays import empty, filled
 from sweepgrad.dtypes import Array, DType
+from sweepgrad.elements import dense, flat
 from sweepgrad.errors import ArgumentError, DTypeError, VariableError
 from sweepgrad.graph import process
-from sweepgrad.kernels.buffers import empty
 from sweepgrad.kernels.expr import Expr, call, symbol
 from sweepgrad.ops.loop import Loop
 from sweepgrad.shortage import again
-from sweepgrad.tensor import Tensor, dense, flat
+from sweepgrad.tensor import Tensor
 
 
 class Optimizer:
@@ -107,8 +106,8 @@ class Optimizer:
         array, old, toward = dense(param), flat(param), flat(gradient)
         state = self._state[k]
         if state is None:
-            state = tuple([np.zeros(old.size, dtype) for _ in self.state_names])
-        updated = empty(old.size, dtype)
+            state = tuple([filled(old.size, 0, dtype, old) for _ in self.state_names])
+        updated = empty(old.size, dtype, old)
         array = updated.reshape(array.shape)
         loop = self._loops.get(dtype)
         if loop is None:
