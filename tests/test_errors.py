@@ -36,6 +36,7 @@ BUILT_IN = {
     VARIABLE: (RuntimeError,),
     sg.ImmutableError: (TypeError,),
     sg.FuseError: (TypeError,),
+    sg.DeviceError: (RuntimeError,),
     sg.MissingDependencyError: (ImportError,),
     sg.GraphConsumedError: (RuntimeError,),
     sg.OutOfMemoryError: (MemoryError,),

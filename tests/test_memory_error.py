@@ -573,7 +573,7 @@ def test_the_message(sweeps):
     with starved(ALL), pytest.raises(MemoryError) as caught:
         sg.ones((1024, 1024))
     text = str(caught.value)
-    assert text.startswith("`ones` cannot get 8.0 MiB, although orphans were swept and the pool was emptied. Graph: ")
+    assert text.startswith("`ones` cannot get 8.0 MiB, although orphans were swept and the pools were emptied. Graph: ")
     assert str(sg.graph.stats()) in text
     assert (
         "most is saved by `sin` (234.4 KiB in 3 nodes), `exp` (78.1 KiB in 1 node), `log` (1.6 KiB in 1 node)." in text
@@ -617,7 +617,7 @@ def test_an_error_in_the_middle_of_the_message(monkeypatch):
             patch.setattr(target, last, short)
             with starved(ALL), pytest.raises(sg.OutOfMemoryError) as caught:
                 sg.ones((2,))
-        assert str(caught.value) == "`ones` cannot get 16 B, although orphans were swept and the pool was emptied"
+        assert str(caught.value) == "`ones` cannot get 16 B, although orphans were swept and the pools were emptied"
 
 
 def test_a_memory_error_that_does_not_tell_how_much(sweeps):

@@ -722,7 +722,8 @@ def around(name):
 def test_every_operation_with_a_derivative_has_a_formula():
     rows = {row.name for row in OPS.values() if isinstance(row, Elementwise) and row.differentiable}
     rows |= {row.name for row in OPS.values() if isinstance(row, Composed) and getattr(row, "vjp", True)}
-    assert rows - {"scatter", "expand"} == set(ORACLE)  # those two are rules, of `getitem` and `sum`
+    # The first two are rules, of `getitem` and `sum`; where there is one device, the last does nothing (tests/cuda).
+    assert rows - {"scatter", "expand", "to_device"} == set(ORACLE)
 
 
 @pytest.mark.parametrize("name", ORACLE)

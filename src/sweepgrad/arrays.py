@@ -1,7 +1,7 @@
 """Devices, and what is done with arrays wherever they are: in main memory, or on a GPU.
 
-An array is NumPy's, or that of the driver (`kernels.gpu`), which has the attributes and methods of NumPy's that are used
-in this package. Where NumPy's functions are not called for both alike, they are here.
+An array is NumPy's, or that of the driver (`kernels.gpu`), which has the attributes and methods of NumPy's that are
+used in this package. Where NumPy's functions are not called for both alike, they are here.
 """
 
 import re
@@ -166,7 +166,7 @@ def add_at(total: Any, key: Any, part: Any) -> None:
 
 
 def as_number(array: Any) -> Any:
-    """What a kernel takes for one number: a number, or on a GPU, which need not be waited for, the array that has it."""
+    """What a kernel takes for one number: a number, or on a GPU, so that nobody waits for it, the array that has it."""
     return array.reshape(-1)[0].item() if type(array) is np.ndarray else array.reshape(-1)
 
 

@@ -4,8 +4,8 @@ Guarantees
 - A tensor's elements never change, so what a rule saved is what the operation saw. Arrays are copied on the way in, and
   go out such that nobody can write to them (`sharing`). An optimiser's update gives a variable a new array.
 - Dropping a tensor appends its node to the registry's queue and does nothing else.
-- A tensor on a GPU is a `DeviceTensor`. The short ways through operations ask for exactly a `Tensor`, so that what is in
-  main memory pays nothing for there being devices.
+- A tensor on a GPU is a `DeviceTensor`. The short ways through operations ask for exactly a `Tensor`, so that what is
+  in main memory pays nothing for there being devices.
 """
 
 import functools
@@ -293,8 +293,8 @@ class DeviceTensor(Tensor, internal=True):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         raise DeviceError(
-            f"`__array__` of a tensor on {self.device}: it is not copied to main memory implicitly; use `t.numpy()`, or "
-            "an operation of sweepgrad for what NumPy's was to do"
+            f"`__array__` of a tensor on {self.device}: it is not copied to main memory implicitly; use `t.numpy()`, "
+            "or an operation of sweepgrad for what NumPy's was to do"
         )
 
     def __dlpack__(self, **options: Any) -> Any:

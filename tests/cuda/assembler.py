@@ -54,5 +54,7 @@ def assembled(source, signature, dtype):
 def check(source, signature, text, capability):
     assert f".target sm_{capability[0]}{capability[1]}" in text
     assert assembly.entry_of(text) in text
-    if {name.strip("*") for name in signature} <= {"float32", "int64"} and not any(f"m.{d}(" in source for d in DOUBLES):
+    if {name.strip("*") for name in signature} <= {"float32", "int64"} and not any(
+        f"m.{d}(" in source for d in DOUBLES
+    ):
         assert ".f64" not in text, source

@@ -1,38 +1,30 @@
-"""Every operation on a device: run by test_cuda.py in processes of its own.
+"""Every operation on a device: run in processes of its own, in each of the ways of `modes`.
 
-On the simulator (`NUMBA_ENABLE_CUDASIM=1` from the start of the process), what comes out is compared with the CPU's.
-Otherwise the kernels are compiled, and not run.
+Where kernels run, what comes out is compared with the CPU's.
 """
 
-import os
-import sys
 import zlib
 
+import modes
 import numpy as np
 import pytest
+from modes import RUNS
 
 import sweepgrad as sg
-from sweepgrad.kernels import gpu
 from sweepgrad.ops.op import OPS, Elementwise
 from sweepgrad.ops.structural import Composed
 
-SIMULATED = os.environ.get(gpu.SIMULATE) == "1"
-if SIMULATED:
-    sys.setswitchinterval(1e-6)  # the simulator waits for its threads without letting go of the interpreter
-else:
-    from assembler import Assembler
-
-    gpu.loaded = Assembler()
+modes.enter()
 
 TOLERANCES = {"float32": 2e-5, "float64": 1e-13}
 ROWS = [row for row in OPS.values() if isinstance(row, Elementwise)]
 OTHERS = [row for row in OPS.values() if isinstance(row, Composed) and row.name != "to_device"]
 # To compile takes longer than to simulate: fewer layouts and dtypes, and no further derivatives.
 SHAPES = {1: ["v", "t"], 2: ["vv", "rc", "sv", "tv", "nv"], 3: ["vvv", "csr", "tsv"]}
-SHAPES = SHAPES if SIMULATED else {1: ["v"], 2: ["vv"], 3: ["vvv"]}
-WHOLE = ["int64", "bool", "uint8"] if SIMULATED else ["int64"]
-REDUCED = ["float32", "float64", "uint64", "int8", "bool"] if SIMULATED else ["float32", "uint64"]
-AXES = [None, 0, 1, 2, (0, 1), (0, 2), (1, 2)] if SIMULATED else [None, 0, 2]
+SHAPES = SHAPES if RUNS else {1: ["v"], 2: ["vv"], 3: ["vvv"]}
+WHOLE = ["int64", "bool", "uint8"] if RUNS else ["int64"]
+REDUCED = ["float32", "float64", "uint64", "int8", "bool"] if RUNS else ["float32", "uint64"]
+AXES = [None, 0, 1, 2, (0, 1), (0, 2), (1, 2)] if RUNS else [None, 0, 2]
 LENGTHS = {"v": (3, 4), "r": (4,), "c": (3, 1), "s": (), "t": (4, 3), "n": ()}
 
 
@@ -50,16 +42,16 @@ def on_device(f, arrays, tracked=None):
 
     found = on("cuda")
     assert all(one.device == "cuda:0" for one in found)
-    if not SIMULATED:
+    if not RUNS:
         return
     for one, right in zip(found, on("cpu"), strict=True):
         assert one.shape == right.shape
         assert one.dtype == right.dtype
-        one, right = one.numpy(), right.numpy()
-        narrow = {array.dtype.name for array in (*arrays, right)} & {"float32"}
+        expected = right.numpy()
+        narrow = {array.dtype.name for array in (*arrays, expected)} & {"float32"}
         tolerance = TOLERANCES["float32" if narrow else "float64"]
-        scale = np.abs(right[np.isfinite(right)]).max(initial=1) if right.dtype.kind == "f" else 1
-        np.testing.assert_allclose(one, right, rtol=tolerance, atol=tolerance * scale)
+        scale = np.abs(expected[np.isfinite(expected)]).max(initial=1) if expected.dtype.kind == "f" else 1
+        np.testing.assert_allclose(one.numpy(), expected, rtol=tolerance, atol=tolerance * scale)
 
 
 def differentiated(y, inputs, seed, twice=False):
@@ -103,7 +95,7 @@ def test_elementwise(row, dtype):
     rng = rng_of(row.name, dtype)
     for kinds in SHAPES[row.arity]:
         arrays = [sample(row, rng, k, kind, dtype) for k, kind in enumerate(kinds)]
-        twice = SIMULATED and dtype == "float64" and kinds == SHAPES[row.arity][0]
+        twice = RUNS and dtype == "float64" and kinds == SHAPES[row.arity][0]
         on_device(
             lambda *xs, kinds=kinds, twice=twice: differentiated(row.function(*turned(xs, kinds)), xs, 1, twice),
             arrays,
@@ -190,7 +182,7 @@ FUSED = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"] if SIMULATED else ["float32"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"] if RUNS else ["float32"])
 @pytest.mark.parametrize("name", FUSED)
 def test_fused(name, dtype):
     f, shapes = FUSED[name]
@@ -199,7 +191,7 @@ def test_fused(name, dtype):
     def run(*inputs):
         outs = sg.fuse(f)(*inputs)
         found = list(outs) if isinstance(outs, tuple) else [outs]
-        twice = SIMULATED and dtype == "float64"
+        twice = RUNS and dtype == "float64"
         for out in tuple(found):
             sg.sum(out * out).backward(retain_graph=True, create_graph=twice)
         grads = [x.grad for x in inputs]

@@ -253,7 +253,7 @@ def _nothing_left():
 def test_every_public_operation_is_a_row():
     """Each public function that takes a tensor first is in the table, with a docstring, and the other way round."""
     first = {"x", "x1", "condition", "arrays"}
-    creation = {"zeros_like", "ones_like", "full_like"}
+    creation = {"zeros_like", "ones_like", "full_like", "from_dlpack"}
     public = {
         name
         for name in sg.__all__

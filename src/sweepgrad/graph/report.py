@@ -111,8 +111,8 @@ class GraphStats:
     `saved_bytes` are held for backward; an array that several nodes saved counts at each. `registered`, `consumed`
     and `swept` count nodes since the start, and `registered == nodes + consumed + swept` once queued work is done.
     `peak` is the most nodes at once, `sweeps` and `sweep_seconds` the sweeps so far. `indexes` gives the size of
-    every index that the registry keeps. `pool_bytes` are held outside the graph, idle, for results to come. Of the saved
-    bytes, `device_bytes` are in the memory of GPUs, where `device_pool_bytes` are idle.
+    every index that the registry keeps. `pool_bytes` are held outside the graph, idle, for results to come. Of the
+    saved bytes, `device_bytes` are in the memory of GPUs, where `device_pool_bytes` are idle.
     """
 
     nodes: int

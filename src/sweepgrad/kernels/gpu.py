@@ -1,4 +1,4 @@
-"""Kernels of a nest on a GPU, real or simulated: what `ops.loop.Loop` is on the CPU. Nothing is loaded before it is used.
+"""Kernels of a nest on a GPU, real or simulated: what `ops.loop.Loop` is on the CPU. Nothing is loaded before its use.
 
 Sizes alone say how many blocks and threads there are, so a result has the same bits in every run.
 """

@@ -1,14 +1,15 @@
 """NVIDIA's GPUs, through CuPy: memory, copies, and the launch of kernels. Imported where a device is first asked for.
 
-CuPy, rather than nvmath-python, since what is neither elementwise nor a reduction here is all of NumPy's kind (indexing,
-joining, products of matrices), of which nvmath-python has products only. And since it brings what a library on GPUs
-needs besides: a pool of memory that is ordered by streams, the current stream and device of each thread, DLPack.
+CuPy, rather than nvmath-python, since what is neither elementwise nor a reduction here is all of NumPy's kind
+(indexing, joining, products of matrices), of which nvmath-python has products only. And since it brings what a library
+on GPUs needs besides: a pool of memory that is ordered by streams, the current stream and device of each thread,
+DLPack.
 
 Guarantees
 - Work goes to CuPy's current stream of the calling thread. Nothing waits for the device but `download` and
   `synchronize`, and what CuPy itself waits for: the size of what a mask selects.
-- An array that dies, on whatever thread, gives its memory back to CuPy's pool, which calls nothing of CUDA and waits for
-  no stream. Memory is freed by `free_idle` alone.
+- An array that dies, on whatever thread, gives its memory back to CuPy's pool, which calls nothing of CUDA and waits
+  for no stream. Memory is freed by `free_idle` alone.
 """
 
 import threading
@@ -44,8 +45,8 @@ class Nvidia:
             self.count: int = cupy.cuda.runtime.getDeviceCount()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise DeviceError(
-                f"no NVIDIA GPU can be used here: {error}. `nvidia-smi` tells whether the system sees one, and the CUDA "
-                "version up to which its driver goes"
+                f"no NVIDIA GPU can be used here: {error}. `nvidia-smi` tells whether the system sees one, and the "
+                "CUDA version up to which its driver goes"
             ) from error
 
     def current(self) -> int:

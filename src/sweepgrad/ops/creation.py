@@ -30,9 +30,9 @@ def asarray(
     """A tensor from an array, a number, nested lists of numbers, or another tensor.
 
     An array is copied, so that the tensor never changes, unless nobody can write to it: a large `t.numpy()` and arrays
-    over bytes are shared. A tensor is returned as it is unless dtype, device, `requires_grad` or `copy` asks for another
-    one; what is made from a tracked tensor is tracked, as by `astype`. An array on a GPU, of CuPy, PyTorch or whoever
-    else has `__cuda_array_interface__`, is copied there.
+    over bytes are shared. A tensor is returned as it is unless dtype, device, `requires_grad` or `copy` asks for
+    another one; what is made from a tracked tensor is tracked, as by `astype`. An array on a GPU, of CuPy, PyTorch or
+    whoever else has `__cuda_array_interface__`, is copied there.
 
     Args:
         obj: what to convert; float64, int64 or bool by default for Python numbers, as in NumPy.
@@ -111,8 +111,8 @@ def _from_device(obj: Any, dtype: DType | None, device: str | None, requires_gra
     target = CANONICAL[array.dtype] if dtype is None else dtype
     if copy is False and (array.dtype != target or device not in (None, own) or not array.flags.c_contiguous):
         raise ArgumentError(
-            f"`asarray` with copy=False cannot move or convert an array on {own} ({array.dtype}), or make it contiguous: "
-            "leave out `copy`"
+            f"`asarray` with copy=False cannot move or convert an array on {own} ({array.dtype}), or make it "
+            "contiguous: leave out `copy`"
         )
     if copy is not False:
         array = copied("asarray", array, target)
@@ -122,8 +122,8 @@ def _from_device(obj: Any, dtype: DType | None, device: str | None, requires_gra
 def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = None) -> Tensor:
     """A tensor from an array of any library that speaks DLPack (PyTorch, CuPy, JAX, NumPy), without a copy on a GPU.
 
-    In main memory `asarray` decides whether it is copied: whatever somebody can write to is. On a GPU nobody can be kept
-    from writing, so the memory is shared: do not write to it while a graph needs it, or pass `copy=True`.
+    In main memory `asarray` decides whether it is copied: whatever somebody can write to is. On a GPU nobody can be
+    kept from writing, so the memory is shared: do not write to it while a graph needs it, or pass `copy=True`.
 
     Args:
         x: an object with `__dlpack__`, such as a tensor of PyTorch.

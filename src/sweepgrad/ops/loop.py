@@ -72,7 +72,8 @@ class Loop:
     """A kernel for one set of expressions, compiled when first needed, in the variants that sizes ask for."""
 
     __slots__ = (
-        "_build", "_launcher", "_plain", "_plain_source", "_runs", "_streams", "_variants", "_whole", "kinds", "results",
+        "_build", "_launcher", "_plain", "_plain_source", "_runs", "_streams", "_variants", "_whole", "kinds",
+        "results",
     )  # fmt: skip
 
     def __init__(

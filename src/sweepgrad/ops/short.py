@@ -1,7 +1,7 @@
 """The functions that users call: the short ways to a plan, and the long one, `ops.plan.call`.
 
-What `unary` and `binary` make takes the common case, equal shapes or a Python number, in main memory, in as few steps as
-Python allows.
+What `unary` and `binary` make takes the common case, equal shapes or a Python number, in main memory, in as few steps
+as Python allows.
 """
 
 from __future__ import annotations
