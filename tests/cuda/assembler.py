@@ -3,6 +3,8 @@
 Arrays are those of the simulated devices, so all goes as on a GPU but for what is computed: ones.
 """
 
+import re
+
 from sweepgrad.kernels import assembly  # isort: skip  # first, as it brings NVIDIA's numba.cuda
 from numba.cuda import compiler
 
@@ -51,10 +53,20 @@ def assembled(source, signature, dtype):
         return {capability: assembly.ptx(source, signature, dtype, capability) for capability in CAPABILITIES}
 
 
+WIDTHS = {"float32": ".f32", "float64": ".f64", "bool": ".u8", "int8": ".u8", "uint8": ".u8", "int16": ".u16"}
+WIDTHS |= {"uint16": ".u16", "int32": ".u32", "uint32": ".u32", "int64": ".u64", "uint64": ".u64"}
+
+
 def check(source, signature, text, capability):
     assert f".target sm_{capability[0]}{capability[1]}" in text
-    assert assembly.entry_of(text) in text
-    if {name.strip("*") for name in signature} <= {"float32", "int64"} and not any(
-        f"m.{d}(" in source for d in DOUBLES
+    entry = assembly.entry_of(text)
+    (parameters,) = re.findall(rf"\.entry {re.escape(entry)}\((.*?)\)", text, re.DOTALL)
+    # As CuPy hands them over: an address for each array, and each number in its own width.
+    assert re.findall(r"\.param (\.\w+)", parameters) == [WIDTHS.get(name, ".u64") for name in signature]
+    names = {name.strip("*") for name in signature}
+    if (
+        "float32" in names
+        and names <= {"float32", "int64"}
+        and not any(f"m.{function}(" in source for function in DOUBLES)
     ):
         assert ".f64" not in text, source

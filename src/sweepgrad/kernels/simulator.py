@@ -71,9 +71,14 @@ MEMORIES = [_Memory(), _Memory()]
 
 
 class _Lease:
-    """A block of memory, given back when nothing refers to it any more."""
+    """A block of memory, given back when neither an array made of this object nor a view of one is alive."""
 
     __slots__ = ("block", "device")
+
+    @property
+    def __array_interface__(self) -> Any:
+        assert self.block is not None
+        return self.block.__array_interface__
 
     def __init__(self, nbytes: int, device: int) -> None:
         self.device = device
@@ -197,8 +202,7 @@ def made(shape: int | tuple[int, ...], dtype: DType, device: int | None = None) 
     lengths = (shape,) if isinstance(shape, int) else shape
     nbytes = math.prod(lengths) * np.dtype(dtype).itemsize
     lease = _Lease(nbytes, _current.device if device is None else device)
-    assert lease.block is not None
-    return SimulatedArray(lease.block[:nbytes].view(dtype).reshape(lengths), lease)
+    return SimulatedArray(np.asarray(lease)[:nbytes].view(dtype).reshape(lengths), lease)
 
 
 class Pointer:
