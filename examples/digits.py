@@ -24,10 +24,10 @@ BATCH = 64
 NEEDED = 0.97  # of the test scans read correctly
 
 
-def layer(rng, inputs, outputs):
+def layer(rng, inputs, outputs, device):
     """Weights at the scale that suits relu (He et al., arXiv:1502.01852), and biases."""
-    weights = rng.normal(0, np.sqrt(2 / inputs), (inputs, outputs))
-    return [sg.asarray(array, dtype="float32", requires_grad=True) for array in (weights, np.zeros(outputs))]
+    arrays = rng.normal(0, np.sqrt(2 / inputs), (inputs, outputs)), np.zeros(outputs)
+    return [sg.asarray(array, dtype="float32", device=device, requires_grad=True) for array in arrays]
 
 
 def logits(parameters, images):
@@ -56,6 +56,7 @@ def main():
     parser = argparse.ArgumentParser(description="Train a network to read digits, and watch the graph stay small.")
     parser.add_argument("--epochs", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0, help="of the split, the first weights and the batches")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda for a GPU (needs sweepgrad's extra cu12 or cu13)")
     parser.add_argument("--no-progress", action="store_true", help="show no progress bar")
     options = parser.parse_args()
     if options.epochs < 1:
@@ -66,7 +67,11 @@ def main():
         scans.astype("float32") / 16, digits, test_size=0.25, stratify=digits, random_state=options.seed
     )
     rng = np.random.default_rng(options.seed)
-    parameters = layer(rng, 64, 128) + layer(rng, 128, 10)
+    try:
+        parameters = layer(rng, 64, 128, options.device) + layer(rng, 128, 10, options.device)
+    except sg.SweepgradError as error:
+        parser.error(str(error))
+    x, x_test = (sg.asarray(scans, device=options.device) for scans in (x, x_test))
     optimizer = sg.optim.Adam(parameters, lr=2e-3)
 
     history = []  # nodes and memory after each epoch

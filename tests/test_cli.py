@@ -616,6 +616,7 @@ def test_info(tmp_path):
     folder = tmp_path / "kernels"
     shown = info(SWEEPGRAD_CACHE_DIR=str(folder))
     assert shown["sweepgrad"] == __version__
+    assert shown["devices"].startswith("cpu")
     assert shown["Python"].startswith(".".join(map(str, sys.version_info[:3])))
     assert (shown["NumPy"], shown["Numba"]) == (version("numpy"), version("numba"))
     assert shown["cache"] == f"{folder} (not there yet)"

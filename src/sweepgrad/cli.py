@@ -36,10 +36,11 @@ from sweepgrad import config, graph
 from sweepgrad._version import __version__
 from sweepgrad.config import AUTO_SWEEP, CACHE_DIR, NUM_THREADS, POOL_LIMIT, SETTINGS
 from sweepgrad.dtypes import FLOATS
-from sweepgrad.errors import ArgumentError, SweepgradError
+from sweepgrad.errors import ArgumentError, DeviceError, MissingDependencyError, SweepgradError
 from sweepgrad.graph import sweep
 from sweepgrad.graph.process import sweeper
 from sweepgrad.graph.report import format_bytes
+from sweepgrad.kernels import gpu
 from sweepgrad.kernels.cpu import check_private, kept_in
 
 if TYPE_CHECKING:
@@ -337,6 +338,7 @@ def info() -> str:
         "Python": f"{python_version()} on {platform()}",
         "NumPy": numpy.__version__,
         "Numba": _numba(),
+        "devices": _devices(),
         "cache": _in_force(CACHE_DIR, lambda: _cache(config.cache_dir())),
         "sweeper": _in_force(AUTO_SWEEP, lambda: f"every {sweeper.interval:g} s" if sweeper.is_running() else "off"),
         "threads": _in_force(NUM_THREADS, lambda: f"up to {config.num_threads():,} for one kernel"),
@@ -374,6 +376,15 @@ def _setting(name: str) -> str:
     except OSError:
         pass
     return value
+
+
+def _devices() -> str:
+    """The devices that tensors can be on, or why there are no GPUs among them."""
+    try:
+        driver = gpu.driver()
+    except (MissingDependencyError, DeviceError) as error:
+        return f"cpu only: {error}"
+    return "; ".join(["cpu", *(f"cuda:{k} ({driver.describe(k)})" for k in range(driver.count))])
 
 
 def _numba() -> str:

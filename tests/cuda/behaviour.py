@@ -597,3 +597,10 @@ def test_threads_on_one_device():
         thread.join(200)
         assert not thread.is_alive()
     assert not errors, errors
+
+
+def test_the_command_line_names_the_devices():
+    from sweepgrad.cli import info
+
+    (line,) = [line for line in info().splitlines() if line.startswith("devices ")]
+    assert f"cpu; {CUDA} ({gpu.driver().describe(0)})" in line

@@ -19,7 +19,8 @@ try:
     from numba import cuda, types
 except ImportError as error:
     raise MissingDependencyError(
-        'kernels on a GPU need NVIDIA\'s numba-cuda: `pip install "sweepgrad[cu12]"`, or `[cu13]` for CUDA 13'
+        'kernels on a GPU need NVIDIA\'s numba-cuda: `pip install "sweepgrad[cu12]"`, or `[cu13]` for CUDA 13 '
+        f"({error})"
     ) from error
 
 Capability = tuple[int, int]

@@ -26,7 +26,7 @@ try:
     import cupyx
 except ImportError as error:
     raise MissingDependencyError(
-        'tensors on a GPU need CuPy and numba-cuda: `pip install "sweepgrad[cu12]"`, or `[cu13]` for CUDA 13'
+        f'tensors on a GPU need CuPy and numba-cuda: `pip install "sweepgrad[cu12]"`, or `[cu13]` for CUDA 13 ({error})'
     ) from error
 
 
