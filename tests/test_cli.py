@@ -601,7 +601,8 @@ def test_numba_is_not_imported(command):
     done = python("-X", "importtime", "-m", "sweepgrad", *command.split())
     modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert "sweepgrad" in modules
-    assert not modules & {"numba", "llvmlite", "scipy"}
+    assert not modules & {"numba", "llvmlite"}
+    assert "scipy" not in modules or command == "info"  # where CuPy is asked for devices, it imports SciPy
 
 
 def info(**settings):
