@@ -22,6 +22,8 @@ SUBJECTS = (
     "sweeping",
     "pauses",
     "stress_loop",
+    "gpu/bandwidth",
+    "gpu/launch",
 )
 PAGE = ROOT / "docs" / "benchmarks.md"
 
@@ -30,7 +32,8 @@ def run(subject):
     """Run a subject in a process of its own; returns its sections and whether all of it worked."""
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder) / "sections.json"
-        file = f"benchmarks/bench_{subject}.py"
+        folder_of, _, name = subject.rpartition("/")
+        file = f"benchmarks/{folder_of}/bench_{name}.py"
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", file, f"--sections={found}"], check=False, cwd=ROOT
         )
@@ -41,12 +44,13 @@ def run(subject):
 def main():
     """Run the subjects named on the command line, or all; only a run of all writes the page."""
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks")
-    parser.add_argument("subject", nargs="*", choices=[[], *SUBJECTS], help="what to run; everything by default")
+    parser.add_argument("subject", nargs="*", choices=[[], "gpu", *SUBJECTS], help="what to run; everything by default")
     parser.add_argument("--output", type=Path, help=f"page to write, with its plot beside it; by default {PAGE}")
     options = parser.parse_args()
     output = options.output or (None if options.subject else PAGE)
     sections, failed = [], []
-    for subject in options.subject or SUBJECTS:
+    chosen = [one for one in SUBJECTS if one in options.subject or one.partition("/")[0] in options.subject]
+    for subject in chosen or SUBJECTS:
         found, worked = run(subject)
         sections += found
         failed += [subject] * (not worked)

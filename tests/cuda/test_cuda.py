@@ -37,7 +37,7 @@ def test_every_kernel_of_the_table(mode, part):
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_behaviour_on_the_simulator():
-    assert modes.run([HERE / "behaviour.py"], "simulator", limit=350) > 50
+    assert modes.run([HERE / "behaviour.py", HERE / "benchmarks_on_devices.py"], "simulator", limit=350) > 50
 
 
 @pytest.fixture
