@@ -130,7 +130,8 @@ class Tensor(Elements, _Operators):
 
     def detach(self) -> "Tensor":
         """A tensor with the same elements that is not part of any graph; nothing is copied."""
-        return make(self._flat, self._array, self._shape, self._dtype, None)
+        alike = make_here if type(self) is Tensor else make
+        return alike(self._flat, self._array, self._shape, self._dtype, None)
 
     def copy_(self, source: "Tensor | Array | float") -> "Tensor":
         """Give this variable or plain tensor new elements: what an optimiser's step does. Returns this tensor.

@@ -13,7 +13,7 @@ from sweepgrad.errors import ArgumentError, DTypeError
 from sweepgrad.ops.shape import as_integer, as_number, as_shape, astype, to_device
 from sweepgrad.sharing import adopted, as_array, copied, is_constant
 from sweepgrad.shortage import again, attempt
-from sweepgrad.tensor import Tensor, make, make_variable, variable, wrap
+from sweepgrad.tensor import Tensor, make, make_here, make_variable, variable, wrap
 
 _FLOAT64 = DTYPES["float64"]
 
@@ -173,13 +173,14 @@ def _uniform(
     """A tensor of equal elements; None stands for 0, of which the system has pages ready."""
     try:
         if device is not None and (place := resolved(op, device)) != CPU:
-            flat = filled_on(place, math.prod(shape), element or 0, dtype)
-        elif element is None:
-            flat = np.zeros(math.prod(shape), dtype)
+            tensor = make(filled_on(place, math.prod(shape), element or 0, dtype), None, shape, dtype, None)
         else:
-            flat = np.empty(math.prod(shape), dtype)
-            flat.fill(element)  # `np.full` and `np.ones` take 1 us longer
-        tensor = make(flat, None, shape, dtype, None)
+            if element is None:
+                flat = np.zeros(math.prod(shape), dtype)
+            else:
+                flat = np.empty(math.prod(shape), dtype)
+                flat.fill(element)  # `np.full` and `np.ones` take 1 us longer
+            tensor = make_here(flat, None, shape, dtype, None)
         return make_variable(tensor) if requires_grad else tensor
     except MemoryError as error:
         return again(error, op, _uniform, op, element, shape, dtype, requires_grad, device)
