@@ -11,6 +11,7 @@ import pytest
 from modes import RUNS
 
 import sweepgrad as sg
+from sweepgrad.ops import reducer
 from sweepgrad.ops.op import OPS, Elementwise
 from sweepgrad.ops.structural import Composed
 
@@ -232,3 +233,20 @@ def test_more_axes_than_are_compiled_ahead():
     x = rng_of("axes").standard_normal((2, 3, 2, 2, 3))
     order = (3, 1, 4, 0, 2)
     on_device(lambda t: differentiated(sg.exp(sg.permute_dims(t, order)), [t], 5), [x])
+
+
+def test_few_long_rows(monkeypatch):
+    monkeypatch.setattr(reducer, "_LONG", 40)
+    x = rng_of("long").standard_normal((3, 41))
+    for name in ("sum", "mean", "max", "any"):
+        on_device(lambda t, name=name: differentiated(getattr(sg, name)(t, axis=1), [t], 6), [x])
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 7])
+def test_narrow_columns(n):
+    """Fewer columns than a block has threads, and more rows than it takes at once."""
+    x = rng_of(n).standard_normal((70, n))
+    for name in ("sum", "max", "mean"):
+        on_device(lambda t, name=name: differentiated(getattr(sg, name)(t, axis=0), [t], 7), [x])
+    bias = rng_of("bias", n).standard_normal(n)
+    on_device(lambda t, b: differentiated(sg.tanh(t + b) * b, [t, b], 8, twice=True), [x, bias])

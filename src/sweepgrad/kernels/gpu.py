@@ -236,9 +236,10 @@ def _shape(devices: Driver, way: str, leaves_rows: bool, groups: int, rows: int,
     if way == "elements":
         return _between(-(-rows * n // (devices.threads * devices.per_thread)), most), 1, devices.threads
     if way == "columns":
-        threads = _threads(devices, min(n, devices.threads))
+        threads = _threads(devices, n if 2 * n > devices.threads else devices.threads)
+        lanes = max(1, threads // max(n, 1))  # rows that a block takes side by side
         tiles = _between(-(-n // threads), devices.most_tiles)
-        return _between(-(-rows // _ROWS), max(1, most // tiles)), tiles, threads
+        return _between(-(-rows // (_ROWS * lanes)), max(1, most // tiles)), tiles, threads
     threads = _threads(devices, -(-n // 4))
     most = most * (devices.threads // threads)
     return _between(-(-rows // _ROWS) if leaves_rows else rows, most), 1, threads

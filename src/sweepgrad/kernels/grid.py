@@ -30,6 +30,9 @@ from sweepgrad.kernels.passes import AXES
 from sweepgrad.kernels.scalars import CUDA, CUDA_COMBINING, CUDA_INTEGER, REDUCTIONS, Reduction
 from sweepgrad.kernels.text import Text
 
+_AHEAD = 4
+"""Elements that a thread reads before it computes with the first of them."""
+
 LENGTHS = ("groups", "rows", "n", "chunks", "tiles")
 """The numbers that each kernel of a nest is handed after its inputs: see `Grid`."""
 
@@ -157,6 +160,32 @@ class _Elements(Text):
             yield
             self.put(f"{index} += {step}")
 
+    @contextmanager
+    def ahead(
+        self, index: str, first: str, end: str, step: str, reads: Sequence[tuple[Slot, str]], texts: dict[Expr, str]
+    ) -> Iterator[None]:
+        """The same, in which a thread reads several elements before it computes with the first of them.
+
+        `reads` are the inputs, with their indices as texts with `{at}` in the place of the walk's own. A GPU's memory
+        is kept busy only if a thread has several reads under way, and the compiler does not see to that by itself: it
+        cannot know that what is stored in between changes nothing that is read later.
+        """
+        with self.walk(f"{index}_0", first, end, f"{_AHEAD} * ({step})"):
+            for k in range(_AHEAD):
+                if reads:
+                    self.put(f"{index}_{k}_ = min({index}_0 + {k} * ({step}), {end} - 1)")
+                for slot, at in reads:
+                    text = self.read(slot, f"{slot.name}[{at.format(at=f'{index}_{k}_')}]")
+                    self.put(f"{slot.name}_{k} = {text}")
+            with self.block(f"for ahead in range({_AHEAD}):"):
+                self.put(f"{index} = {index}_0 + ahead * ({step})")
+                with self.block(f"if {index} < {end}:"):
+                    for slot, _ in reads:
+                        chosen = "".join(f"{slot.name}_{k} if ahead == {k} else " for k in range(_AHEAD - 1))
+                        self.put(f"{slot.name}_ = {chosen}{slot.name}_{_AHEAD - 1}")
+                        texts[symbol(slot.name)] = f"{slot.name}_"
+                    yield
+
     def opened(self, names: Iterable[str]) -> dict[Expr, str]:
         """Begin a new function of the arguments `names`; the texts of the numbers that are behind pointers."""
         self.begin()
@@ -234,11 +263,20 @@ class _Writer(_Elements):
 
     def reads(self, kinds: str, texts: dict[Expr, str], exprs: Iterable[Expr], **index: str) -> None:
         """Read the elements of inputs, and of outputs that expressions read, that `exprs` need."""
+        for slot, at in self.reading(kinds, texts, exprs, **index):
+            self.put(f"{slot.name}_ = {self.read(slot, f'{slot.name}[{at}]')}")
+            texts[symbol(slot.name)] = f"{slot.name}_"
+
+    def reading(
+        self, kinds: str, texts: dict[Expr, str], exprs: Iterable[Expr], **index: str
+    ) -> list[tuple[Slot, str]]:
+        """What `reads` reads, and at which index."""
         need = set(exprs)
-        for slot in self.slots.values():
-            if slot.kind in kinds and symbol(slot.name) in need and symbol(slot.name) not in texts:
-                self.put(f"{slot.name}_ = {self.read(slot, f'{slot.name}[{index[slot.kind]}]')}")
-                texts[symbol(slot.name)] = f"{slot.name}_"
+        return [
+            (slot, index[slot.kind])
+            for slot in self.slots.values()
+            if slot.kind in kinds and symbol(slot.name) in need and symbol(slot.name) not in texts
+        ]
 
     # Reductions within a block
 
@@ -246,10 +284,10 @@ class _Writer(_Elements):
         """One element more."""
         self.put(f"{name} = {rule.step(name, text, CUDA_COMBINING)}")
 
-    def share(self, rules: Iterable[Reduction]) -> None:
-        """Shared memory for reductions, one place for each warp."""
+    def share(self, rules: Iterable[Reduction], places: int) -> None:
+        """Shared memory for reductions, with so many places."""
         for dtype in dict.fromkeys(map(self.accumulator, rules)):
-            self.put(f"shared_{dtype} = cuda.shared.array({self.warp}, np.{dtype})")
+            self.put(f"shared_{dtype} = cuda.shared.array({places}, np.{dtype})")
 
     def block_reduce(self, name: str, rule: Reduction) -> None:
         """Make `name`, which each thread has its own of, the block's: first within each warp, then of all warps."""
@@ -286,7 +324,10 @@ class _Writer(_Elements):
         texts = self._function()
         numbers = [(expr, name, rule) for expr, (name, rule, row) in self.totals.items() if not row]
         inside = [REDUCTIONS[reduction(expr)[0]] for expr in self.sums if self.region[expr] != "after"]
-        self.share([*inside, *(rule for _, _, rule in numbers)])
+        if self.way == "columns":  # a place for each thread, else for each warp
+            self.share([rule for _, rule, _ in self.totals.values()], self.warp * self.warp)
+        else:
+            self.share([*inside, *(rule for _, _, rule in numbers)], self.warp)
         self.put("chunk = np.int64(cuda.blockIdx.x)")
         self.put("group = chunk // chunks")
         self._place()
@@ -322,10 +363,10 @@ class _Writer(_Elements):
         if not roots:
             return
         self.put("own = chunk % chunks * wide + left")
-        with self.walk("e", "group * rows * n + own", "(group + 1) * rows * n", "chunks * wide"):
-            own = dict(texts)
-            needed = self.needed(roots, own)
-            self.reads("vrc", own, needed, v="e", r="e % n", c="e // n")
+        own = dict(texts)
+        needed = self.needed(roots, own)
+        reads = self.reading("vrc", own, needed, v="{at}", r="{at} % n", c="{at} // n")
+        with self.ahead("e", "group * rows * n + own", "(group + 1) * rows * n", "chunks * wide", reads, own):
             self.compute(needed, own, self.templates)
             for expr, (name, rule, _) in self.totals.items():
                 self.accumulate(f"{name}_acc", rule, own[expr.args[0]])
@@ -333,26 +374,44 @@ class _Writer(_Elements):
                 self.store(slot, "e", own[expr])
 
     def _by_columns(self, texts: dict[Expr, str]) -> None:
-        self._chunk_bounds()
         rows = {expr: (f"{name}_row", rule) for expr, (name, rule, row) in self.totals.items() if row}
-        with self.walk("j", "left", "n", "wide"):
+        self._chunk_bounds()
+        # Where columns are so few that a block has threads for them several times, each takes its share of the rows.
+        self.put("lanes = max(1, np.int64(threads) // max(n, 1))")
+        self.put("lane = np.int64(tid) // max(n, 1) if lanes > 1 else 0")
+        self.put("column = np.int64(tid) % max(n, 1) if lanes > 1 else left")
+        for name, rule in rows.values():
+            self.put(f"{name} = np.{self.accumulator(rule)}({self.start(rule)})")
+        with self.walk("j", "column if lane < lanes else n", "n", "wide"):
             outer = dict(texts)
             roots = [expr for expr, slot in self.outputs if slot.kind == "v"] + [expr.args[0] for expr in self.totals]
             needed = self.needed(roots, outer)
             self.reads("r", outer, needed, r="j")
             self.compute([expr for expr in needed if self.axes[expr] == "J"], outer, self.templates)
             for name, rule in rows.values():
-                self.put(f"{name} = {self.start(rule)}")
-            with self.walk("i", "begin", "end", "1"):
-                own = dict(outer)
-                self.reads("vc", own, needed, v="i * n + j", c="i")
+                self.put(f"{name} = np.{self.accumulator(rule)}({self.start(rule)})")
+            own = dict(outer)
+            reads = self.reading("vc", own, needed, v="{at} * n + j", c="{at}")
+            with self.ahead("i", "begin + lane", "end", "lanes", reads, own):
                 self.compute(needed, own, self.templates)
                 for expr, (name, rule, row) in self.totals.items():
                     self.accumulate(f"{name}_row" if row else f"{name}_acc", rule, own[expr.args[0]])
                 for expr, slot in self._stores("row", "v"):
                     self.store(slot, "i * n + j", own[expr])
-            for expr, (name, _) in rows.items():
-                self.put(f"{self.totals[expr][0]}[chunk * n + j] = {name}")
+            with self.block("if lanes == 1:"):
+                for expr, (name, _) in rows.items():
+                    self.put(f"{self.totals[expr][0]}[chunk * n + j] = {name}")
+        with self.block("if lanes > 1:"):
+            for expr, (name, rule) in rows.items():
+                shared = f"shared_{self.accumulator(rule)}"
+                self.put(f"{shared}[tid] = {name}")
+                self.put("cuda.syncthreads()")
+                with self.block("if tid < n:"):
+                    with self.walk("k", "np.int64(tid) + n", "lanes * n", "n"):
+                        merged = rule.merged(name, f"{shared}[k]", CUDA_COMBINING)
+                        self.put(f"{name} = np.{self.accumulator(rule)}({merged})")
+                    self.put(f"{self.totals[expr][0]}[chunk * n + tid] = {name}")
+                self.put("cuda.syncthreads()")  # before another reduction writes there
 
     def _by_rows(self, texts: dict[Expr, str]) -> None:
         self._chunk_bounds()
@@ -425,11 +484,11 @@ class _Writer(_Elements):
         rules = {expr: REDUCTIONS[reduction(expr)[0]] for expr in sums}
         for expr, rule in rules.items():
             self.put(f"{self.sums[expr]} = {self.start(rule)}")
-        with self.walk("j", "left", "n", "wide"):
-            own = dict(texts)
-            roots = [*(expr for expr, _ in stores), *(expr.args[0] for expr in (*adds, *sums))]
-            needed = self.needed(roots, own)
-            self.reads("vr", own, needed, v=at, r="j")
+        own = dict(texts)
+        roots = [*(expr for expr, _ in stores), *(expr.args[0] for expr in (*adds, *sums))]
+        needed = self.needed(roots, own)
+        reads = self.reading("vr", own, needed, v=at.replace("j", "{at}"), r="{at}")
+        with self.ahead("j", "left", "n", "wide", reads, own):
             self._totals_at_column([expr for expr in needed if expr in self.totals], own)
             self.compute(self.needed(roots, own), own, self.templates)
             for expr, rule in rules.items():
@@ -457,7 +516,8 @@ class _Writer(_Elements):
             [
                 *(rule for _, rule, row in self.totals.values() if not row),
                 *(REDUCTIONS[reduction(expr)[0]] for expr in self.sums if self.region[expr] != "row"),
-            ]
+            ],
+            self.warp,
         )
         self.put("group = np.int64(cuda.blockIdx.x)")
         self._place()

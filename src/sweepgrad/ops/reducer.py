@@ -8,12 +8,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sweepgrad.arrays import contiguous
+from sweepgrad.arrays import contiguous, is_on_device
 from sweepgrad.dtypes import CANONICAL, DTYPES, Array, DType
 from sweepgrad.kernels.expr import reduce, symbol
 from sweepgrad.kernels.scalars import REDUCTIONS
 from sweepgrad.ops.loop import Loop
 from sweepgrad.tensor import Tensor, make
+
+_FEW, _LONG = 512, 1 << 14
+"""On a GPU, rows that are so few and so long have many blocks each; else a block has rows of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Reducer:
     def __call__(self, x: Array, axes: tuple[int, ...], keepdims: bool, dtype: DType | None = None) -> Tensor:
         """`x` reduced over `axes`; `dtype` is the result's, by default x's."""
         result = CANONICAL[x.dtype if dtype is None else dtype]
-        way = self._way(x.shape, x.strides, axes, keepdims, x.dtype, result)
+        way = self._way(x.shape, x.strides, axes, keepdims, x.dtype, result, is_on_device(x))
         flat = contiguous(x if way.order is None else x.transpose(way.order))
         for loop, n, rows, groups in way.steps:
             (flat,) = loop.over([flat], n, rows=rows, groups=groups)
@@ -63,18 +66,19 @@ class Reducer:
         keepdims: bool,
         dtype: DType,
         result: DType,
+        on_device: bool,
     ) -> _Way:
         kept = tuple([1 if k in axes else length for k, length in enumerate(shape) if keepdims or k not in axes])
         order = sorted(range(len(shape)), key=lambda k: -abs(strides[k]) if shape[k] != 1 else 0)
         lengths, reduced = [shape[k] for k in order], [k in axes for k in order]
-        steps, count = self._steps(lengths, reduced, dtype, result)
+        steps, count = self._steps(lengths, reduced, dtype, result, on_device)
         remaining = [k for k in order if k not in axes]
         back = None if remaining == sorted(remaining) else np.argsort(remaining).tolist()
         plain = order == sorted(order)
         return _Way(None if plain else order, steps, count, [shape[k] for k in remaining], back, kept)
 
     def _steps(
-        self, lengths: list[int], reduced: list[bool], dtype: DType, result: DType
+        self, lengths: list[int], reduced: list[bool], dtype: DType, result: DType, on_device: bool
     ) -> tuple[list[tuple[Loop, int, int, int]], int | None]:
         """From the last group of neighbouring axes that are reduced to the first; and by what to divide at the end."""
         groups = _groups(lengths, reduced)
@@ -94,8 +98,9 @@ class Reducer:
             left -= 1
             to = result if not left and kind == self.kind else wide
             outer = math.prod(length for length, _ in groups)
-            over = "IJ" if inner == outer == 1 else "J" if inner == 1 else "I"
-            sizes = {"IJ": (length, 1, 1), "J": (length, outer, 1), "I": (inner, length, outer)}[over]
+            apart = outer == 1 or (on_device and outer < _FEW and length >= _LONG)
+            over = "I" if inner != 1 else "IJ" if apart else "J"
+            sizes = {"IJ": (length, 1, outer), "J": (length, outer, 1), "I": (inner, length, outer)}[over]
             steps.append((self._loop(kind, over, dtype, to), *sizes))
             dtype = to
         if kind == self.kind:
